@@ -1,0 +1,1 @@
+"""Paged KV-cache kernels, each twice with one signature: torch reference and Triton."""

@@ -1,0 +1,71 @@
+"""The tier contract: what HBM's cache asks of slower memory (architecture, decision 6).
+
+    lookup -> HIT | MISS | HIT_PENDING | RETRY
+    prepare_load pins, complete_load unpins; prepare_store reserves, complete_store(ok) publishes.
+
+Nothing is visible before it is written and its checksums are stored; every crossing verifies them.
+A tier that fails is a counted miss: no method below raises for an I/O fault.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from workbench.cache.keys import TierKey
+
+
+class Lookup(Enum):
+    """Answer of a tier for one key."""
+
+    HIT = "hit"
+    MISS = "miss"
+    HIT_PENDING = "hit_pending"  # written soon: ask again after the next poll
+    RETRY = "retry"  # the tier is busy: ask again later
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A finished load: `pages[i]` is a verified uint8 [page_bytes] array, or None (a counted miss).
+
+    Arrays are views of pinned tier memory, valid until `complete_load(job_id)`.
+    """
+
+    job_id: int
+    keys: tuple[TierKey, ...]
+    pages: tuple[np.ndarray | None, ...]
+    tiers: tuple[str, ...]  # which tier served each key, e.g. "G2"
+    seconds: float
+
+
+class KVHierarchy(Protocol):
+    """All tiers below HBM behind one interface; the engine thread alone calls it."""
+
+    def lookup(self, key: TierKey) -> Lookup:
+        """Whether a key can be loaded; never blocks on I/O."""
+
+    def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
+        """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
+
+    def submit_load(self, keys: Sequence[TierKey]) -> int:
+        """Pin the keys and start loading them; returns the job's id."""
+
+    def poll(self) -> list[LoadResult]:
+        """Finished loads since the last call; also lets stores and demotions advance."""
+
+    def complete_load(self, job_id: int) -> None:
+        """Unpin what a finished (or cancelled) job held."""
+
+    def cancel_load(self, job_id: int) -> None:
+        """Forget a job; its pins are released when its I/O has ended."""
+
+    def store(self, key: TierKey, page: np.ndarray, num_slices: int) -> bool:
+        """Copy a page down; False if no tier took it. `page`: uint8 [page_bytes], read before return."""
+
+    def drop_private(self, request_id: str) -> None:
+        """Forget every private entry of a request."""
+
+    def clear(self) -> None:
+        """Forget everything (tiers stay open)."""

@@ -1,0 +1,67 @@
+"""KV events in vLLM's schema (msgpack arrays with a tag), so that one viewer and one router serve
+this engine, vLLM and SGLang, plus the engine's own events told in plain words.
+
+Schema: vLLM 0.33 `distributed/kv_events.py`, classes BlockStored, BlockRemoved, AllBlocksCleared
+and KVEventBatch; field order is part of the wire format.
+"""
+
+from typing import Any
+
+import msgspec
+
+ExternalBlockHash = bytes | int
+
+
+class KVCacheEvent(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
+    """Base of the three events; the class name is the tag."""
+
+
+class BlockStored(KVCacheEvent):
+    """Full blocks became visible to prefix lookup."""
+
+    block_hashes: list[ExternalBlockHash]
+    parent_block_hash: ExternalBlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+
+
+class BlockRemoved(KVCacheEvent):
+    """Blocks are no longer visible to prefix lookup on this medium."""
+
+    block_hashes: list[ExternalBlockHash]
+    medium: str | None = None
+
+
+class AllBlocksCleared(KVCacheEvent):
+    """Every block was dropped."""
+
+
+class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Events of one step with their time stamp."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, for people: `kind` is one of EVENT_KINDS, `data` its numbers.
+
+    The sentence is made from kind and data by the app's text files, so that it can be translated.
+    """
+
+    seq: int
+    step: int
+    time_s: float
+    kind: str
+    request_id: str = ""
+    data: dict[str, Any] = {}
+
+
+EVENT_KINDS = (
+    "admit", "share", "evict", "store", "load", "preempt", "resume", "finish", "abort", "fail",
+    "apply", "retain", "tier_fault", "refuse", "thrash", "engine",
+)

@@ -1,0 +1,105 @@
+"""Requests: what a user asks for, and where one stands."""
+
+from enum import Enum
+
+import msgspec
+
+from workbench.errors import RequestError
+
+
+class RequestStatus(str, Enum):
+    """Where a request stands; the scheduler alone changes it."""
+
+    WAITING = "waiting"
+    LOADING = "loading"  # blocks are on their way up from a slower tier
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "finished_stopped"  # an end-of-text token
+    FINISHED_LENGTH = "finished_length"
+    FINISHED_ABORTED = "finished_aborted"
+    FINISHED_ERROR = "finished_error"
+
+    @property
+    def is_finished(self) -> bool:
+        """True once nothing more will be computed."""
+        return self.value.startswith("finished")
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the next token is chosen.
+
+    `temperature` 0 is greedy. Random numbers are keyed by (seed, sample index, position), so that a
+    stream goes on where it was after preemption, migration or restart.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0 = all
+    top_p: float = 1.0
+    seed: int = 0
+    sample_index: int = 0
+    max_tokens: int = 64
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise RequestError(f"temperature = {self.temperature} is out of range: 0 to 100")
+        if self.top_k < 0:
+            raise RequestError(f"top_k = {self.top_k} is out of range: 0 (all) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise RequestError(f"top_p = {self.top_p} is out of range: above 0, up to 1")
+        if self.max_tokens < 1:
+            raise RequestError(f"max_tokens = {self.max_tokens} is out of range: 1 or more")
+
+
+class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request as submitted: text, chat messages or token ids (exactly one of them).
+
+    `resume_tokens` are tokens received before the engine was restarted; they count against
+    `max_tokens` and are not sampled again. `salt` keeps tenants' caches apart.
+    """
+
+    prompt: str | None = None
+    messages: list[dict[str, str]] | None = None
+    token_ids: list[int] | None = None
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0  # smaller runs first
+    salt: str = ""
+    label: str = ""
+    request_id: str = ""  # empty: the engine names it
+    resume_tokens: list[int] = []
+
+    def __post_init__(self) -> None:
+        given = [
+            name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            what = " and ".join(given) or "none of them"
+            raise RequestError(f"give exactly one of prompt, messages, token_ids (given: {what})")
+        if not getattr(self, given[0]):
+            raise RequestError(f"{given[0]} is empty: give at least one token of text")
+
+
+class MissReason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request's prefix hit ended where it did.
+
+    `kind`: `first` (nothing like it was cached), `differs` (first differing token at
+    `token_index`), `evicted` (at step `step`), `tag` (another salt, format or weights), `short`
+    (shorter than a block), `off` (prefix caching is off), `gate` (fetching was slower than
+    recomputing), `full` (all but the last block hit).
+    """
+
+    kind: str
+    token_index: int = 0
+    step: int = 0
+    detail: str = ""
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one request after a step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_text: str
+    status: str
+    num_output_tokens: int
+    error: str = ""
