@@ -1,0 +1,284 @@
+"""Immutable pictures of an engine, and their wire format for viewers.
+
+A frame is one binary message: `KVF1`, the JSON's length (u32, little endian), the JSON of a
+`Snapshot` (padded with spaces to a multiple of 8), then the cells. For each tier of
+`Snapshot.grid` in order: one u8 plane of `num_cells` for each name in PLANES. Then, from the next
+multiple of 4 on, the block tables: i32 cell indices into tier G1, all requests one after the other,
+`RequestView.num_pages` each.
+
+Area is bytes: tier G1 consists of slabs (`TierGrid.slabs`), a slab of a page class holds so many
+cells; a slab with class -1 is unassigned and holds none.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from workbench.events import Event
+from workbench.request import MissReason
+
+MAGIC = b"KVF1"
+PLANES = ("state", "owner", "refs", "mass", "age")
+
+# The `state` plane: low three bits, then flags.
+STATE_FREE, STATE_CACHED, STATE_OWNED = 0, 1, 2
+FLAG_SHARED, FLAG_PINNED, FLAG_HASHED, FLAG_EVICTED = 8, 16, 32, 64
+NO_OWNER = 255  # `owner` plane: a request's owner slot 0..254, reused after the request is gone
+
+
+class Number(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure that says where it comes from.
+
+    `value` None means not available, for the reason in `why`. `provenance`: measured, throttled,
+    modelled, interpolated or refused. `samples` and `window_s` are 0 where they mean nothing.
+    """
+
+    value: float | None
+    unit: str
+    provenance: str = "measured"
+    percentile: str = ""
+    samples: int = 0
+    window_s: float = 0.0
+    why: str = ""
+
+
+class PageClassView(msgspec.Struct, frozen=True, kw_only=True):
+    """One page class: its format label and bytes."""
+
+    label: str
+    k_format: str
+    v_format: str
+    page_bytes: int
+    group: str
+    bits_per_element: float
+
+
+class TierGrid(msgspec.Struct, frozen=True, kw_only=True):
+    """Layout of one tier's cells; `slabs` are [class index or -1, number of cells] in order."""
+
+    name: str
+    num_cells: int
+    slab_bytes: int
+    slabs: list[list[int]]
+
+
+class TierView(msgspec.Struct, frozen=True, kw_only=True):
+    """Occupancy and traffic of one tier; rates in bytes/s over the last two seconds."""
+
+    name: str  # G1, G2, G3
+    medium: str  # "HBM", "HBM (CPU memory stands in)", "DRAM", "disk"
+    enabled: bool
+    capacity_bytes: int
+    used_bytes: int  # owned by running requests (G1) or stored (others)
+    cached_bytes: int  # evictable prefix blocks
+    free_bytes: int
+    pinned_bytes: int
+    in_bytes_per_s: float  # towards this tier
+    out_bytes_per_s: float  # from this tier up
+    in_bytes_total: int
+    out_bytes_total: int
+    num_entries: int
+    hits: int
+    misses: int
+    faults: int
+    provenance: str  # measured | throttled
+    note: str = ""
+
+
+class TextView(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's tokens as text pieces from token `start` on.
+
+    `mass[i]` is 0..255 (255 = the largest in this text), `evicted[i]` 0 or 1.
+    """
+
+    start: int
+    pieces: list[str]
+    mass: list[int]
+    evicted: list[int]
+    num_prompt_tokens: int
+
+
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as the sequences list shows it."""
+
+    request_id: str
+    label: str
+    owner: int
+    status: str
+    priority: int
+    num_prompt_tokens: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int  # prefix hits, first time
+    num_output_tokens: int
+    num_preemptions: int
+    num_pages: int
+    num_shared_pages: int
+    num_evicted_tokens: int
+    kept_mass: float | None  # share of observed attention mass on tokens still stored
+    ttft_ms: float | None
+    itl_ms: float | None
+    needs_blocks: int = 0  # while waiting: what it needs and what is free
+    free_blocks: int = 0
+    miss: MissReason | None = None
+    error: str = ""
+    text: TextView | None = None
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """The last step: its batch and where its time went, in ms."""
+
+    step: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_requests: int
+    wall_ms: float
+    cpu_ms: float
+    attention_ms: float
+    linears_ms: float
+    gather_ms: float
+    dequant_ms: float
+    scheduler_ms: float
+    other_ms: float
+
+
+class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the memory ledger, in bytes."""
+
+    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, shadow, dram_tier, other
+    num_bytes: int
+    detail: str = ""
+
+
+class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
+    """One running request against the same text in full precision."""
+
+    request_id: str
+    num_scored_tokens: int
+    kl_mean: float
+    kl_last: float
+    agreement: float
+    first_differing_token: int  # -1: none so far
+    differing_text: str = ""
+    state: str = "running"  # running | finished | failed
+
+
+class IntegrityView(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the last invariant check."""
+
+    ok: bool
+    step: int
+    message: str = ""
+
+
+class BlockView(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the inspector shows of one block."""
+
+    tier: str
+    cell: int
+    state: str
+    owners: list[str]  # request ids whose tables hold it
+    page_index: int  # logical page of the first owner, -1 if none
+    first_token: int
+    last_token: int
+    ref_cnt: int
+    key: str  # hex, empty if not hashed
+    parent_key: str
+    label: str  # format
+    num_bytes: int
+    last_used_step: int
+    mass: float | None
+    evict_rank: int  # 1 = next to go; 0 = not evictable
+    num_evictable: int
+    why: str  # kind of reason: owned, shared, cached, free, pinned, private, stored
+    text: str = ""
+
+
+class ApplyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Engine.apply` did, or (as a preview) would do."""
+
+    version: int
+    changes: dict[str, Any]  # path -> new value, as applied
+    previous: dict[str, Any]  # path -> old value
+    kinds: dict[str, str]  # path -> hot | recode | rebuild | restart
+    num_recoded_blocks: int = 0
+    num_evicted_blocks: int = 0
+    num_preempted_requests: int = 0
+    blocks_before: int = 0
+    blocks_after: int = 0
+    milliseconds: float = 0.0
+    preview: bool = False
+    notes: list[str] = []
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the dashboard shows, at one moment."""
+
+    seq: int
+    step: int
+    time_s: float  # the engine's clock, pauses taken out
+    state: str  # loading | running | idle | paused | saturated | thrashing | dead
+    state_detail: str = ""
+    progress: float = 1.0  # while loading, 0..1
+    speed: float = 1.0  # 1 = as fast as it runs; below 1 = slow motion
+    config_version: int = 0
+    settings: dict[str, Any] = {}  # path -> value, all of them
+    device: str = "cpu"
+    stands_in: bool = True  # a CPU stands in for a GPU
+    backend: str = "torch"
+    model_name: str = ""
+    weight_format: str = ""
+    weight_bytes: int = 0
+    block_size: int = 16
+    owner_labels: dict[str, str] = {}  # owner slot -> request id
+    classes: list[PageClassView] = []
+    grid: list[TierGrid] = []
+    tiers: list[TierView] = []
+    requests: list[RequestView] = []
+    num_waiting: int = 0
+    num_running: int = 0
+    numbers: dict[str, Number] = {}
+    last_step: StepView | None = None
+    ledger: list[LedgerLine] = []
+    rss_bytes: int = 0
+    shadow: ShadowView | None = None
+    integrity: IntegrityView | None = None
+    hardware: dict[str, Number] = {}  # NVML rates, or n/a with the reason
+    events: list[Event] = []  # the newest 60
+    sentence: Event | None = None  # the newest event worth a sentence
+    last_apply: ApplyReport | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Snapshot)
+
+
+def encode_frame(snapshot: Snapshot, cells: list[dict[str, np.ndarray]], tables: np.ndarray) -> bytes:
+    """One frame. `cells[i][plane]`: u8 [grid[i].num_cells]; `tables`: i32, concatenated."""
+    text = _encoder.encode(snapshot)
+    text += b" " * (-(len(text) + 8) % 8)
+    parts = [MAGIC, struct.pack("<I", len(text)), text]
+    parts += [tier[plane].tobytes() for tier in cells for plane in PLANES]
+    size = sum(len(part) for part in parts)
+    parts += [b"\0" * (-size % 4), tables.astype("<i4", copy=False).tobytes()]
+    return b"".join(parts)
+
+
+def decode_frame(frame: bytes) -> tuple[Snapshot, list[dict[str, np.ndarray]], np.ndarray]:
+    """Inverse of `encode_frame`; raises ValueError for anything else."""
+    if frame[:4] != MAGIC:
+        raise ValueError("not a frame: the first bytes must be KVF1")
+    (length,) = struct.unpack_from("<I", frame, 4)
+    snapshot = _decoder.decode(frame[8 : 8 + length])
+    at = 8 + length
+    cells = []
+    for tier in snapshot.grid:
+        planes = {}
+        for plane in PLANES:
+            planes[plane] = np.frombuffer(frame, np.uint8, tier.num_cells, at)
+            at += tier.num_cells
+        cells.append(planes)
+    at += -at % 4
+    return snapshot, cells, np.frombuffer(frame, "<i4", offset=at)
