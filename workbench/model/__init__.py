@@ -1,0 +1,1 @@
+"""Llama-family decoders in plain torch: fetch, load, tokenize, run one step."""
