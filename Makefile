@@ -1,0 +1,95 @@
+# Two commands: `make app` opens the dashboard, `make test` runs the tests. `make help` lists all.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PORT ?= 8501
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+RESULTS ?= out/bench
+
+# The first Python on the path that is new enough; python3 otherwise, so that preflight can say why not.
+PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \
+	if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	then echo "$$name"; exit; fi; done; echo python3)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAINTS := $(VENV)/.constraints.txt
+TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
+
+.PHONY: help app install model test test-long lint bench notebook clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; do
+		printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+app: $(VENV)/.installed $(VENV)/.model ## install what is missing, fetch the model, open the dashboard
+	@$(BIN)/python workbench/preflight.py start $(PORT)
+	exec $(BIN)/streamlit run app --server.port $(PORT)
+
+install: $(VENV)/.installed ## only make the environment and install
+
+model: $(VENV)/.model ## only fetch the model
+
+test: $(VENV)/.tests $(VENV)/.model ## run every test but the long ones
+	@$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
+
+test-long: $(VENV)/.tests $(VENV)/.model ## run the long tests
+	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+lint: $(VENV)/.tests ## ruff, mypy and the import contracts
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.tests $(VENV)/.model ## measure every figure of docs/benchmarks.md into out/bench/
+	@mkdir -p $(RESULTS)
+	for name in decode prefix capacity peers ui; do
+		echo "== workbench bench $$name"
+		$(BIN)/workbench bench "$$name" --json > "$(RESULTS)/$$name.json"
+		cat "$(RESULTS)/$$name.json"
+	done
+	echo "== workbench check"
+	$(BIN)/workbench check --steps 5000 --json > "$(RESULTS)/check.json"
+	cat "$(RESULTS)/check.json"
+
+notebook: $(VENV)/.notebook $(VENV)/.model ## open the notebooks in JupyterLab
+	@exec $(BIN)/jupyter lab notebooks
+
+clean: ## remove the environment, caches and results
+	rm -rf $(VENV) out build .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf *.egg-info kernels/*.egg-info
+	find app workbench kernels tests notebooks -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@"$(PYTHON)" workbench/preflight.py install .
+	"$(PYTHON)" -m venv $(VENV)
+	touch $@
+
+# Torch comes first and by its exact version: an open range may choose gigabytes of CUDA. A CUDA
+# build asks for a Triton of its own, so then that pin gives way.
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	@$(PIP) install $(PIP_ARGS) $(TORCH)
+	if $(BIN)/python -c 'import torch, sys; sys.exit(torch.version.cuda is None)'
+	then grep -v -e '^triton==' -e '^nvidia-' constraints.txt > $(CONSTRAINTS)
+	else cp constraints.txt $(CONSTRAINTS); fi
+	$(PIP) install $(PIP_ARGS) --constraint $(CONSTRAINTS) --editable .
+	touch $@
+
+$(VENV)/.tests: $(VENV)/.installed
+	@$(PIP) install $(PIP_ARGS) --constraint $(CONSTRAINTS) --editable '.[test]'
+	touch $@
+
+$(VENV)/.notebook: $(VENV)/.installed
+	@$(PIP) install $(PIP_ARGS) --constraint $(CONSTRAINTS) --editable '.[notebook]'
+	touch $@
+
+$(VENV)/.model: $(VENV)/.installed
+	@$(BIN)/workbench model fetch
+	touch $@
