@@ -1,0 +1,115 @@
+"""Numbers to page bytes and back, one plane (K or V) at a time, in torch on any device.
+
+Formats are described in `kvkernels.layout.FORMATS`. Data is uint8 [..., S, row_bytes], metadata
+fp16 [..., M, S].
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvkernels.layout import FORMATS
+
+FP8_MAX = 448.0
+FP16_MAX = 65504.0
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One encoded plane: `data` uint8 [..., row_bytes], `meta` fp16 [M, ...] or None."""
+
+    data: Tensor
+    meta: Tensor | None = None
+
+
+def encode(
+    fmt: str, x: Tensor, scale: Tensor | float = 1.0, saturated: Tensor | None = None
+) -> Encoded:
+    """Encode vectors x [..., D] of any float dtype.
+
+    `scale` is the shared fp32 scale (fp8 only), broadcast against x; clamped elements are added to
+    `saturated` [1] int64. Metadata comes first-axis-stacked: fp16 [M, ...].
+    """
+    if fmt == "bf16":
+        return Encoded(x.to(torch.bfloat16).contiguous().view(torch.uint8))
+    if fmt == "fp32":
+        return Encoded(x.to(torch.float32).contiguous().view(torch.uint8))
+    if fmt == "fp8_e4m3":
+        return Encoded(_encode_fp8(x.to(torch.float32) / scale, saturated))
+    if fmt == "int8":
+        return _encode_int8(x.to(torch.float32))
+    if fmt == "int4":
+        return _encode_int4(x.to(torch.float32))
+    raise ValueError(f"format {fmt!r} is unknown: choose one of {list(FORMATS)}")
+
+
+def _encode_fp8(x: Tensor, saturated: Tensor | None) -> Tensor:
+    """Round fp32 to e4m3fn, ties to even, with integer arithmetic.
+
+    Times 2**-120 the exponent biases of e4m3 and fp32 coincide, subnormals included, so that a
+    code is the top of the fp32 bits. torch's own cast is about ten times slower on a CPU.
+    """
+    if saturated is not None:
+        saturated += (x.abs() > FP8_MAX).sum()
+    x = x.clamp(-FP8_MAX, FP8_MAX)
+    bits = (x.abs() * 2.0**-120).view(torch.int32)
+    code = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+    return torch.where(x < 0, code | 0x80, code).to(torch.uint8)
+
+
+def _encode_int8(x: Tensor) -> Encoded:
+    """Symmetric, scale = max|x| / 127 rounded to fp16."""
+    scale = (x.abs().amax(-1) / 127).clamp(max=FP16_MAX).to(torch.float16)  # [...]
+    inverse = _safe_reciprocal(scale.to(torch.float32))[..., None]
+    codes = (x * inverse).round_().clamp_(-127, 127).to(torch.int8)
+    return Encoded(codes.view(torch.uint8), scale[None])
+
+
+def _encode_int4(x: Tensor) -> Encoded:
+    """Asymmetric over 0..15; byte i holds dims i (low nibble) and i + D/2."""
+    low, high = torch.aminmax(x, dim=-1)
+    minimum = low.clamp(-FP16_MAX, FP16_MAX).to(torch.float16)
+    scale = ((high - minimum.to(torch.float32)) / 15).clamp(0, FP16_MAX).to(torch.float16)
+    inverse = _safe_reciprocal(scale.to(torch.float32))[..., None]
+    codes = ((x - minimum.to(torch.float32)[..., None]) * inverse).round_().clamp_(0, 15)
+    nibbles = codes.to(torch.uint8)
+    half = x.shape[-1] // 2
+    return Encoded(nibbles[..., :half] | (nibbles[..., half:] << 4), torch.stack([scale, minimum]))
+
+
+def _safe_reciprocal(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, 1.0 / scale, 0.0)
+
+
+def decode(
+    fmt: str, data: Tensor, meta: Tensor | None = None, scale: Tensor | float = 1.0
+) -> Tensor:
+    """Decode uint8 [..., row_bytes] (last axis contiguous) with metadata [M, ...] to fp32 [..., D]."""
+    if fmt == "bf16":
+        return data.view(torch.bfloat16).to(torch.float32)
+    if fmt == "fp32":
+        return data.view(torch.float32)
+    if fmt == "fp8_e4m3":
+        half = fp8_bits_to_half(
+            data, torch.empty(data.shape, dtype=torch.int16, device=data.device)
+        )
+        return half.to(torch.float32) * 256.0 * scale
+    if fmt not in FORMATS:
+        raise ValueError(f"format {fmt!r} is unknown: choose one of {list(FORMATS)}")
+    if meta is None:
+        raise ValueError(f"format {fmt} needs its metadata to decode")
+    wide = meta.to(torch.float32)[..., None]  # [M, ..., 1]
+    if fmt == "int8":
+        return data.view(torch.int8).to(torch.float32) * wide[0]
+    codes = torch.cat([data & 15, data >> 4], dim=-1).to(torch.float32)
+    return codes * wide[0] + wide[1]
+
+
+def fp8_bits_to_half(data: Tensor, out: Tensor) -> Tensor:
+    """Move e4m3 bits (uint8) into fp16 through `out` (int16, same shape): value / 256, exact.
+
+    A NaN code becomes 1.875, so unwritten bytes cannot spoil a product with zero.
+    """
+    out.copy_(data.view(torch.int8))  # the sign is extended into bits 7..15
+    return out.bitwise_left_shift_(7).bitwise_and_(~0x4000).view(torch.float16)

@@ -1,0 +1,128 @@
+"""Whole pages in torch: copy, gather to and scatter from staging buffers, recode."""
+
+import torch
+from torch import Tensor
+
+from kvkernels.api import FormatState, Scratch
+from kvkernels.codec import decode, encode
+from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+
+UNIT = 64  # page offsets are multiples of it
+RECODE_BATCH = 32  # pages decoded at once; bounds the fp32 scratch
+
+
+def page_rows(arena: Tensor, page_bytes: int) -> Tensor:
+    """View a uint8 arena as int64 [positions, page_bytes / 8]; row i starts at byte 64 * i."""
+    words = arena.view(torch.int64)
+    count = (arena.numel() - page_bytes) // UNIT + 1
+    return words.as_strided((count, page_bytes // 8), (UNIT // 8, 1))
+
+
+def copy_pages(arena: Tensor, spec: PageSpec, src_offsets: Tensor, dst_offsets: Tensor) -> None:
+    """Copy pages inside the arena; offsets int64 [n] in bytes, sources and targets disjoint."""
+    rows = page_rows(arena, spec.page_bytes)
+    rows.index_copy_(0, dst_offsets // UNIT, rows.index_select(0, src_offsets // UNIT))
+
+
+def gather_pages(arena: Tensor, spec: PageSpec, offsets: Tensor, out: Tensor) -> Tensor:
+    """Copy pages at int64 byte offsets [n] into out uint8 [n, page_bytes]; returns out."""
+    rows = page_rows(arena, spec.page_bytes)
+    torch.index_select(rows, 0, offsets // UNIT, out=out.view(torch.int64))
+    return out
+
+
+def scatter_pages(arena: Tensor, spec: PageSpec, offsets: Tensor, src: Tensor) -> None:
+    """Copy src uint8 [n, page_bytes] to the pages at int64 byte offsets [n]."""
+    page_rows(arena, spec.page_bytes).index_copy_(0, offsets // UNIT, src.view(torch.int64))
+
+
+def plane_view(pages: Tensor, spec: PageSpec, plane: str) -> tuple[Tensor, Tensor | None]:
+    """View one plane of pages uint8 [n, page_bytes].
+
+    Returns data uint8 [n, L, H, S, row] and metadata fp16 [n, L, H, M, S] or None.
+    """
+    key = plane == "k"
+    fmt = FORMATS[spec.k_format if key else spec.v_format]
+    row = spec.k_row_bytes if key else spec.v_row_bytes
+    heads, slots = spec.num_kv_heads, spec.block_size
+    layers = pages.view(pages.shape[0], spec.num_layers, spec.layer_bytes)
+    start = 0 if key else spec.v_offset
+    data = layers[:, :, start : start + heads * slots * row].unflatten(-1, (heads, slots, row))
+    if not fmt.meta:
+        return data, None
+    start = spec.k_meta_offset if key else spec.v_meta_offset
+    size = heads * fmt.meta * slots * META_BYTES
+    meta = layers[:, :, start : start + size].view(torch.float16)
+    return data, meta.unflatten(-1, (heads, fmt.meta, slots))
+
+
+def decode_pages(pages: Tensor, spec: PageSpec, plane: str, state: FormatState) -> Tensor:
+    """Decode one plane of pages uint8 [n, page_bytes] to fp32 [n, L, H, S, D]."""
+    data, meta = plane_view(pages, spec, plane)
+    fmt = spec.k_format if plane == "k" else spec.v_format
+    scale = (state.k_scale if plane == "k" else state.v_scale).view(-1, 1, 1, 1)
+    return decode(fmt, data, None if meta is None else meta.permute(3, 0, 1, 2, 4), scale)
+
+
+def encode_pages(
+    pages: Tensor, spec: PageSpec, plane: str, state: FormatState, values: Tensor
+) -> None:
+    """Encode fp32 values [n, L, H, S, D] into one plane of pages uint8 [n, page_bytes]."""
+    data, meta = plane_view(pages, spec, plane)
+    fmt = spec.k_format if plane == "k" else spec.v_format
+    scale = (state.k_scale if plane == "k" else state.v_scale).view(-1, 1, 1, 1)
+    code = encode(fmt, values, scale, state.saturated if FORMATS[fmt].shared_scale else None)
+    data.copy_(code.data)
+    if meta is not None and code.meta is not None:
+        meta.copy_(code.meta.permute(1, 2, 3, 0, 4))
+
+
+def recode_pages(
+    arena: Tensor,
+    src_spec: PageSpec,
+    src_offsets: Tensor,
+    src_state: FormatState,
+    dst_spec: PageSpec,
+    dst_offsets: Tensor,
+    dst_state: FormatState,
+    scratch: Scratch,
+    *,
+    source: Tensor | None = None,
+    num_slots: Tensor | None = None,
+) -> None:
+    """Re-encode pages from one format to another, in batches through counted scratch.
+
+    Offsets are int64 [n] in bytes; `src_offsets` point into `source` (uint8, for example a host
+    tier) when it is given, else into the arena. `num_slots` int [n]: written slots of each page;
+    the rest becomes zero and is not counted as saturated. Source and target pages are disjoint.
+    Raises ValueError when the two specs differ in more than their formats.
+    """
+    shape = ("num_layers", "num_kv_heads", "head_dim", "block_size")
+    if any(getattr(src_spec, name) != getattr(dst_spec, name) for name in shape):
+        raise ValueError(f"recode from {src_spec} to {dst_spec}: only the formats may differ")
+    origin = arena if source is None else source
+    for start in range(0, src_offsets.numel(), RECODE_BATCH):
+        part = slice(start, start + RECODE_BATCH)
+        count = src_offsets[part].numel()
+        old = scratch.get("recode.src", (count, src_spec.page_bytes), torch.uint8)
+        if origin.device == old.device:
+            gather_pages(origin, src_spec, src_offsets[part], old)
+        else:
+            rows = page_rows(origin, src_spec.page_bytes)
+            picked = rows.index_select(0, src_offsets[part].to(origin.device) // UNIT)
+            old.view(torch.int64).copy_(picked)
+        new = scratch.get("recode.dst", (count, dst_spec.page_bytes), torch.uint8).zero_()
+        live = (
+            None if num_slots is None else _live(num_slots[part], src_spec.block_size, old.device)
+        )
+        for plane in ("k", "v"):
+            values = decode_pages(old, src_spec, plane, src_state)
+            if live is not None:
+                values = torch.where(live, values, 0.0)
+            encode_pages(new, dst_spec, plane, dst_state, values.nan_to_num_(0.0, 0.0, 0.0))
+        scatter_pages(arena, dst_spec, dst_offsets[part], new)
+
+
+def _live(num_slots: Tensor, block_size: int, device: torch.device) -> Tensor:
+    slots = torch.arange(block_size, device=device)
+    return (slots < num_slots.to(device)[:, None])[:, None, None, :, None]  # [n, 1, 1, S, 1]

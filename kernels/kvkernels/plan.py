@@ -1,0 +1,371 @@
+"""One step's tables turned into flat indices, once, for all layers of a layer set (CPU path).
+
+A *row* is one (request, head group): row = r * num_head_groups + g, so that queries viewed as
+[N * num_head_groups, h, G, D] line up with it. Rows become a few padded batches of similar length.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvkernels.api import Rope, RopeTable, Scratch, StepTables, Timers
+from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+
+BATCH_COST = 400  # what one more batch costs, in gathered slots (about 60 microseconds)
+MAX_BATCHES = 4
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp8_e4m3": torch.int8,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+}
+
+
+@dataclass(frozen=True)
+class PlaneIndex:
+    """Where a batch's chunks of one storage type start.
+
+    data: int64 [planes * B * h * P], in elements of the plane's type, for layer 0.
+    meta: int64 [M * B * h * P], in fp16 elements, for layer 0; None for plain formats.
+    """
+
+    fmt: str
+    planes: int
+    data: Tensor
+    meta: Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows padded to one shape: B rows, Q queries, T slots in P pages.
+
+    planes: one PlaneIndex for K and V where they share a format, else one each.
+    queries: rows of q viewed [N * num_head_groups, ...], as a slice or int64 [B * Q].
+    out_rows, out_picks: where results go and which of the B * Q they are (None = as `queries`).
+    rows: int64 [B] row numbers. holes: int64, unwritten slot rows of [B * h * P * S] or None.
+    live: bool [B, 1, T], written slots, or None where all are.
+    bias: fp32 [B * h or B or 1, 1, Q, T] added to scores, or None.
+    blind: bool [B, Q], queries that see nothing, or None. real: fp32 [B, Q], 1 for real queries.
+    pos: int64 [B, T]; query_pos: int64 [B * Q].
+    """
+
+    num_rows: int
+    num_queries: int
+    num_slots: int
+    num_pages: int
+    planes: tuple[PlaneIndex, ...]
+    queries: slice | Tensor
+    out_rows: Tensor | None
+    out_picks: Tensor | None
+    rows: Tensor
+    holes: Tensor | None
+    live: Tensor | None
+    bias: Tensor | None
+    blind: Tensor | None
+    real: Tensor | None
+    pos: Tensor | None
+    query_pos: Tensor | None
+
+
+@dataclass(frozen=True)
+class WriteIndex:
+    """Where new vectors go: element index (layer 0) for each (token, KV head) that is written.
+
+    picks: int64 rows of k viewed [N * Hkv, D], or None for all in order.
+    """
+
+    picks: Tensor | None
+    k_data: Tensor
+    v_data: Tensor
+    k_meta: Tensor | None
+    v_meta: Tensor | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a step's attention and write need besides q, k, v; shared by all layers."""
+
+    spec: PageSpec
+    batches: tuple[Batch, ...]
+    write: WriteIndex | None
+    num_head_groups: int
+    num_requests: int
+    num_query_rows: int
+    num_pages: int
+    covers_all: bool
+    scratch: Scratch
+    rope: Rope
+    rope_table: RopeTable | None
+    timers: Timers | None
+
+
+def make_plan(
+    spec: PageSpec,
+    tables: StepTables,
+    device: torch.device | str = "cpu",
+    *,
+    rope: Rope = "stored",
+    scratch: Scratch,
+    rope_table: RopeTable | None = None,
+    timers: Timers | None = None,
+) -> Plan:
+    """Build the flat indices of one step.
+
+    `rope_table` = (cos, sin), each fp32 [max_positions, D / 2], rotates dims (i, i + D/2) of K as
+    it is read; needed with rope="at_read", together with `tables.pos`.
+    Raises ValueError when a table is missing or has the wrong shape.
+    """
+    _check(tables, rope, rope_table, spec)
+    host = _HostRows(spec, tables)
+    batches = tuple(_make_batch(spec, host, part, tables, rope) for part in host.parts())
+    covers_all = len(batches) == 1 and batches[0].out_rows is None
+    covers_all = covers_all and batches[0].num_rows == host.num_rows
+    return Plan(
+        spec=spec,
+        batches=batches,
+        write=_write_index(spec, tables, host),
+        num_head_groups=host.num_groups,
+        num_requests=host.num_requests,
+        num_query_rows=int(tables.q_lens.sum()),
+        num_pages=host.pages.shape[1],
+        covers_all=covers_all,
+        scratch=scratch,
+        rope=rope,
+        rope_table=rope_table,
+        timers=timers,
+    )
+
+
+def _check(tables: StepTables, rope: Rope, table: RopeTable | None, spec: PageSpec) -> None:
+    groups, requests, pages = tables.page_offsets.shape
+    if tables.kv_lens.shape != (groups, requests) or tables.q_lens.shape != (requests,):
+        raise ValueError(
+            f"step tables disagree: page_offsets {tables.page_offsets.shape}, kv_lens "
+            f"{tables.kv_lens.shape}, q_lens {tables.q_lens.shape}"
+        )
+    if requests and int(tables.kv_lens.max()) > pages * spec.block_size:
+        raise ValueError(
+            f"kv_lens reaches {int(tables.kv_lens.max())} slots, but a request has "
+            f"only {pages} pages of {spec.block_size}"
+        )
+    if rope == "at_read" and (tables.pos is None or table is None):
+        raise ValueError('rope="at_read" needs tables.pos and rope_table')
+
+
+class _HostRows:
+    """The tables flattened to rows (request-major), with what each query may see."""
+
+    def __init__(self, spec: PageSpec, tables: StepTables) -> None:
+        self.num_groups, self.num_requests, width = tables.page_offsets.shape
+        self.num_rows = self.num_groups * self.num_requests
+        self.pages = self.flat(tables.page_offsets).astype(np.int64, copy=False)  # [rows, P]
+        self.kv = self.flat(tables.kv_lens).astype(np.int64)  # [rows]
+        q_lens = tables.q_lens.astype(np.int64)
+        starts = np.cumsum(q_lens) - q_lens
+        new = q_lens if tables.new_lens is None else tables.new_lens.astype(np.int64)
+        first = np.zeros_like(q_lens) if tables.new_starts is None else tables.new_starts
+        self.q_lens, self.starts = q_lens, starts  # [R]
+        self.new_lens, self.new_starts = new, first.astype(np.int64)  # [R]
+        self.q = np.repeat(q_lens, self.num_groups)  # [rows]
+
+    def flat(self, table: np.ndarray) -> np.ndarray:
+        """[num_head_groups, R, ...] to [rows, ...]."""
+        return table.swapaxes(0, 1).reshape(self.num_rows, *table.shape[2:])
+
+    def parts(self) -> list[np.ndarray]:
+        """Row numbers of each padded batch; rows without stored slots are left out."""
+        filled = self.kv > 0
+        parts: list[np.ndarray] = []
+        for members in (
+            np.flatnonzero(filled & (self.q == 1)),
+            np.flatnonzero(self.q * filled > 1),
+        ):
+            if members.size:
+                parts += _split(members, self.q[members], self.kv[members], MAX_BATCHES)
+        return parts
+
+
+def _split(members: np.ndarray, q: np.ndarray, kv: np.ndarray, limit: int) -> list[np.ndarray]:
+    """Cut rows into batches where the padding saved exceeds the cost of one more batch."""
+    if limit == 1 or members.size == 1:
+        return [members]
+    cost = kv * (0.7 + 0.3 * q)
+    order = np.argsort(-cost, kind="stable")
+    weight = 0.7 + 0.3 * np.maximum.accumulate(q[order])
+    left = np.maximum.accumulate(kv[order]) * weight * np.arange(1, members.size + 1)
+    back_q = np.maximum.accumulate(q[order][::-1])[::-1]
+    back_kv = np.maximum.accumulate(kv[order][::-1])[::-1]
+    right = back_kv * (0.7 + 0.3 * back_q) * np.arange(members.size, 0, -1)
+    total = left[:-1] + right[1:]
+    best = int(np.argmin(total))
+    if left[-1] - total[best] < BATCH_COST:
+        return [members]
+    head, tail = np.sort(order[: best + 1]), np.sort(order[best + 1 :])
+    return [
+        *_split(members[head], q[head], kv[head], limit // 2),
+        *_split(members[tail], q[tail], kv[tail], limit - limit // 2),
+    ]
+
+
+def _make_batch(
+    spec: PageSpec, host: _HostRows, part: np.ndarray, tables: StepTables, rope: Rope
+) -> Batch:
+    kv, q = host.kv[part], host.q[part]
+    slots, queries = int(kv.max()), int(q.max())
+    num_pages = -(-slots // spec.block_size)
+    padded = num_pages * spec.block_size
+    pages = host.pages[part, :num_pages]
+    pages = np.where(pages < 0, pages[:, :1], pages)  # padding reads a page that exists
+    ragged = bool((kv != slots).any())
+    query_rows, real = _query_rows(host, part, queries)
+    bias, blind = _bias(spec, host, part, slots, queries, tables)
+    whole = part.size == host.num_rows
+    straight = bool((np.diff(query_rows) == 1).all())
+    qpos = tables.query_pos if rope == "at_read" else None
+    all_real = bool(real.all())
+    return Batch(
+        num_rows=part.size,
+        num_queries=queries,
+        num_slots=slots,
+        num_pages=num_pages,
+        planes=_plane_indices(spec, pages),
+        queries=(
+            slice(int(query_rows[0]), int(query_rows[-1]) + 1)
+            if straight
+            else torch.from_numpy(query_rows)
+        ),
+        out_rows=None if straight and whole else torch.from_numpy(query_rows[real.ravel()]),
+        out_picks=None if all_real else torch.from_numpy(np.flatnonzero(real)),
+        rows=torch.from_numpy(part),
+        holes=_holes(kv, spec.num_kv_heads, padded) if ragged else None,
+        live=torch.from_numpy((np.arange(slots) < kv[:, None])[:, None, :]) if ragged else None,
+        bias=bias,
+        blind=blind,
+        real=None if all_real else torch.from_numpy(real.astype(np.float32)),
+        pos=_positions(host, part, slots, tables) if rope == "at_read" else None,
+        query_pos=None
+        if qpos is None
+        else torch.from_numpy(qpos.astype(np.int64)[query_rows // host.num_groups]),
+    )
+
+
+def _query_rows(host: _HostRows, part: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of q viewed [N * num_head_groups, ...]: [B * Q] int64, and which are real: [B, Q]."""
+    request, group = part // host.num_groups, part % host.num_groups
+    step = np.arange(queries)
+    real = step < host.q[part][:, None]  # [B, Q]
+    token = host.starts[request][:, None] + np.minimum(step, host.q[part][:, None] - 1)
+    return (token * host.num_groups + group[:, None]).ravel(), real
+
+
+def _bias(
+    spec: PageSpec, host: _HostRows, part: np.ndarray, slots: int, queries: int, tables: StepTables
+) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to scores, [B (* h), 1, Q, T], and the queries that see nothing, [B, Q]."""
+    request = part // host.num_groups
+    new, first = host.new_lens[request][:, None], host.new_starts[request][:, None]  # [B, 1]
+    seen = np.clip(np.arange(queries) + 1 - first, 0, new)  # [B, Q]
+    visible = host.kv[part][:, None] - new + seen  # [B, Q]
+    bias = None
+    if (visible != slots).any():
+        hidden = torch.from_numpy(visible)[:, :, None] <= torch.arange(slots)
+        bias = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    if tables.log_count is not None:
+        counts = torch.from_numpy(host.flat(tables.log_count)[part, None, :slots])
+        if bias is None:
+            bias = counts.expand(part.size, queries, slots).contiguous()
+        else:
+            bias += torch.where(torch.isfinite(bias), counts, 0.0)
+    blind = torch.from_numpy(visible <= 0) if (visible <= 0).any() else None
+    if bias is None:
+        return None, blind
+    if queries > 1 and part.size > 1:  # prefill runs with rows and KV heads in one axis
+        bias = bias.repeat_interleave(spec.num_kv_heads, 0)
+    return bias[:, None], blind
+
+
+def _holes(kv: np.ndarray, heads: int, padded: int) -> Tensor:
+    """Slot rows of one gathered plane [B, h, P * S] that hold nothing."""
+    row, slot = np.nonzero(np.arange(padded) >= kv[:, None])
+    first = row * (heads * padded) + slot
+    return torch.from_numpy((first[:, None] + np.arange(heads) * padded).ravel())
+
+
+def _positions(host: _HostRows, part: np.ndarray, slots: int, tables: StepTables) -> Tensor:
+    assert tables.pos is not None
+    pos = host.flat(tables.pos)[part, :slots].astype(np.int64)
+    return torch.from_numpy(np.where(np.arange(slots) < host.kv[part][:, None], pos, 0))
+
+
+def _plane_indices(spec: PageSpec, pages: np.ndarray) -> tuple[PlaneIndex, ...]:
+    """Chunk starts of every (plane, row, head, page)."""
+    planes = (
+        (spec.k_format, 0, spec.k_row_bytes, spec.k_meta_offset),
+        (spec.v_format, spec.v_offset, spec.v_row_bytes, spec.v_meta_offset),
+    )
+    heads = np.arange(spec.num_kv_heads)[:, None]
+    indices = []
+    for fmt, start, row, meta_start in planes:
+        data = pages[:, None, :] + start + heads * (spec.block_size * row)  # [B, h, P]
+        kinds = FORMATS[fmt].meta
+        meta = None
+        if kinds:
+            stride = spec.block_size * META_BYTES
+            kind = np.arange(kinds)[:, None, None, None]
+            meta = pages[:, None, :] + meta_start + (heads * kinds + kind) * stride  # [M, B, h, P]
+        indices.append((fmt, data // DTYPES[fmt].itemsize, meta))
+    if spec.k_format == spec.v_format:
+        (fmt, k_data, k_meta), (_, v_data, v_meta) = indices
+        both = None if k_meta is None else np.concatenate([k_meta, v_meta])
+        return (_plane_index(fmt, 2, np.stack([k_data, v_data]), both),)
+    return tuple(_plane_index(fmt, 1, data, meta) for fmt, data, meta in indices)
+
+
+def _plane_index(fmt: str, planes: int, data: np.ndarray, meta: np.ndarray | None) -> PlaneIndex:
+    flat = None if meta is None else torch.from_numpy((meta // META_BYTES).ravel())
+    return PlaneIndex(fmt, planes, torch.from_numpy(data.ravel()), flat)
+
+
+def _write_index(spec: PageSpec, tables: StepTables, host: _HostRows) -> WriteIndex | None:
+    """Element index of each new (token, KV head); heads of a token are consecutive."""
+    new, heads, groups = host.new_lens, spec.num_kv_heads, host.num_groups
+    total = int(new.sum())
+    if not total:
+        return None
+    request = np.repeat(np.arange(host.num_requests), new)  # [n]
+    offset = np.arange(total) - np.repeat(np.cumsum(new) - new, new)  # [n]
+    kv = host.kv.reshape(host.num_requests, groups)
+    slot = kv[request] - new[request][:, None] + offset[:, None]  # [n, groups]
+    table = host.pages.reshape(host.num_requests, groups, -1)
+    page = table[request[:, None], np.arange(groups), slot // spec.block_size]  # [n, groups]
+    inner = slot % spec.block_size
+    picks = None
+    if total != int(host.q_lens.sum()):
+        token = host.starts[request] + host.new_starts[request] + offset
+        every = np.arange(groups * heads)
+        picks = torch.from_numpy((token[:, None] * every.size + every).ravel())
+    head = np.arange(heads)
+
+    def data(fmt: str, start: int, row: int) -> Tensor:
+        at = (page + start + inner * row)[..., None] + head * (spec.block_size * row)
+        return torch.from_numpy((at // DTYPES[fmt].itemsize).ravel())
+
+    def meta(fmt: str, start: int) -> Tensor | None:
+        kinds = FORMATS[fmt].meta
+        if not kinds:
+            return None
+        kind = np.arange(kinds)[:, None, None, None]
+        at = (page + start)[..., None] // META_BYTES + inner[..., None]
+        at = at + (head * kinds + kind) * spec.block_size  # [M, n, groups, h]
+        return torch.from_numpy(at.ravel())
+
+    return WriteIndex(
+        picks,
+        data(spec.k_format, 0, spec.k_row_bytes),
+        data(spec.v_format, spec.v_offset, spec.v_row_bytes),
+        meta(spec.k_format, spec.k_meta_offset),
+        meta(spec.v_format, spec.v_meta_offset),
+    )
