@@ -40,7 +40,8 @@ def random_decoder(
         intermediate_size=intermediate_size or 2 * hidden, **arch_options,
     )
     draw = _Draw(seed, dtype, device)
-    table = draw(vocab_size, hidden, scale=1.0)
+    # Small rows keep a tied head from just repeating the last token.
+    table = draw(vocab_size, hidden, scale=(0.5 if arch.tie_embeddings else 1.0) * hidden**-0.5)
     head = table if arch.tie_embeddings else draw(vocab_size, hidden, scale=3 * hidden**-0.5)
     weights = DecoderWeights(
         embed=Embedding(table, None, dtype),

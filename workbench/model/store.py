@@ -1,0 +1,147 @@
+"""Converted weights in the cache folder: written once, memory-mapped at every later start.
+
+    <cache>/converted/<identity>/about.json            architecture, name, tokenizer data
+                                 tokenizer.json
+                                 <format>-<build>.safetensors
+    <cache>/converted/sources.json                      path, size, time -> identity
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer as RawTokenizer
+from torch import Tensor
+
+from workbench.model.arch import ModelArch
+from workbench.model.convert import Converted
+from workbench.model.fetch import cache_dir, writing
+from workbench.model.tokenizer import Tokenizer, TokenizerInfo
+
+LAYOUT = 1  # raise it when the meaning of a converted file changes
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a model without opening its original file."""
+
+    arch: ModelArch
+    name: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Memory-mapped tensors of one weight format, each matrix's kind, and notes for the user."""
+
+    tensors: dict[str, Tensor]
+    kinds: dict[str, str]
+    notes: tuple[str, ...]
+
+
+class ConvertedStore:
+    """The cache folder's converted models. All methods raise ModelError for a bad folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = (folder or cache_dir()) / "converted"
+
+    def identity_of(self, source: Path) -> str | None:
+        """The identity recorded for a file or folder that has not changed since."""
+        index = _read_json(self.folder / "sources.json")
+        entry = index.get(str(source.resolve()))
+        return entry[1] if entry and entry[0] == _stamp(source) else None
+
+    def remember(self, source: Path, identity: str) -> None:
+        """Record the identity of a file or folder as it is now."""
+        index = _read_json(self.folder / "sources.json")
+        index[str(source.resolve())] = [_stamp(source), identity]
+        self._write_text(self.folder / "sources.json", json.dumps(index))
+
+    def load_about(self, identity: str) -> tuple[About, Tokenizer] | None:
+        """Architecture and tokenizer of a converted model, None if not complete here."""
+        folder = self._model_folder(identity)
+        values = _read_json(folder / "about.json")
+        if values.get("layout") != LAYOUT or not (folder / "tokenizer.json").exists():
+            return None
+        raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+        about = About(ModelArch.from_json(values["arch"]), values["name"], identity)
+        return about, Tokenizer(raw, TokenizerInfo.from_json(values["tokenizer"]))
+
+    def save_about(self, about: About, tokenizer: Tokenizer) -> None:
+        """Write architecture and tokenizer of a model."""
+        folder = self._model_folder(about.identity)
+        self._write_text(folder / "tokenizer.json", tokenizer.raw.to_str())
+        values = {
+            "layout": LAYOUT, "arch": about.arch.to_json(), "name": about.name,
+            "tokenizer": tokenizer.info.to_json(),
+        }
+        self._write_text(folder / "about.json", json.dumps(values))
+
+    def load_weights(self, identity: str, weight_format: str) -> StoredWeights | None:
+        """Memory-mapped weights, None if they were not converted yet or the file is broken."""
+        path = self._weights_path(identity, weight_format)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                meta = file.metadata()
+                tensors = {key: file.get_tensor(key) for key in file.keys()}
+            return StoredWeights(tensors, json.loads(meta["kinds"]), tuple(json.loads(meta["notes"])))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            return None  # absent or half a file: the caller converts again
+
+    def save_weights(self, identity: str, weight_format: str, converted: Converted) -> None:
+        """Write converted weights next to their place, then rename, so that no half file shows."""
+        path = self._weights_path(identity, weight_format)
+        size = sum(tensor.nbytes for tensor in converted.tensors.values())
+        meta = {"kinds": json.dumps(converted.kinds), "notes": json.dumps(converted.notes())}
+        with writing(path.parent, size + (1 << 20)):
+            with tempfile.TemporaryDirectory(prefix="write-", dir=path.parent) as folder:
+                part = Path(folder) / "part.safetensors"
+                try:
+                    save_file(converted.tensors, str(part), metadata=meta)
+                except SafetensorError as error:
+                    raise OSError(28 if "No space" in str(error) else 5, str(error)) from error
+                os.replace(part, path)
+
+    def _model_folder(self, identity: str) -> Path:
+        return self.folder / identity[:24]
+
+    def _weights_path(self, identity: str, weight_format: str) -> Path:
+        # torch's int4 layout depends on the CPU's vector width and on the torch build.
+        capability = torch.backends.cpu.get_cpu_capability().split()[0].lower()
+        build = f"{LAYOUT}-{torch.__version__.split('+')[0]}-{capability}"
+        return self._model_folder(identity) / f"{weight_format}-{build}.safetensors"
+
+    def _write_text(self, path: Path, text: str) -> None:
+        with writing(path.parent, len(text) + 4096):
+            handle, part = tempfile.mkstemp(prefix="write-", dir=path.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(part, path)
+
+
+def _stamp(source: Path) -> str:
+    """Hash of names, sizes and modification times: changes when the source changes."""
+    if source.is_dir():
+        names = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+                 "generation_config.json")
+        files = [source / name for name in names if (source / name).exists()]
+        files += sorted(source.glob("*.safetensors*"))
+    else:
+        files = [source]
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
