@@ -1,0 +1,140 @@
+"""What the tiers count, and the snapshot of it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.spatial.hierarchy.bandwidth import TransferFit
+
+
+@dataclass
+class TierCounters:
+    """Totals of one tier since it was opened: bytes, seconds, lookups and faults by reason."""
+
+    num_hits: int = 0
+    num_misses: int = 0
+    num_stores: int = 0
+    num_loads: int = 0
+    num_dropped_stores: int = 0
+    num_evictions: int = 0
+    stored_bytes: int = 0
+    loaded_bytes: int = 0
+    store_s: float = 0.0
+    load_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    load_fit: TransferFit = field(default_factory=TransferFit)
+    store_fit: TransferFit = field(default_factory=TransferFit)
+
+    def stored(self, num_bytes: int, seconds: float) -> None:
+        """Count one finished store and learn from it."""
+        self.num_stores += 1
+        self.stored_bytes += num_bytes
+        self.store_s += seconds
+        self.store_fit.observe(num_bytes, seconds)
+
+    def loaded(self, num_bytes: int, seconds: float) -> None:
+        """Count one finished load and learn from it."""
+        self.num_loads += 1
+        self.loaded_bytes += num_bytes
+        self.load_s += seconds
+        self.load_fit.observe(num_bytes, seconds)
+
+
+@dataclass(frozen=True)
+class FitStats:
+    """Latency in seconds and bandwidth in bytes per second of one direction."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    num_seen: int
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """Snapshot of one tier. Sizes in bytes, times in seconds.
+
+    `provenance`: "measured", or "throttled" when a token bucket of `throttle_mb_s` slows it.
+    `num_hits` and `num_misses` count lookups; G3 is asked only when G2 has nothing.
+    """
+
+    name: str
+    on: bool
+    capacity_bytes: int
+    used_bytes: int
+    pinned_bytes: int
+    num_entries: int
+    num_private: int
+    num_hits: int
+    num_misses: int
+    num_stores: int
+    num_loads: int
+    num_dropped_stores: int
+    num_evictions: int
+    stored_bytes: int
+    loaded_bytes: int
+    store_s: float
+    load_s: float
+    faults: dict[str, int]
+    provenance: str
+    throttle_mb_s: float
+    fit: FitStats
+    store_fit: FitStats
+    place: str = ""  # folder of the disk tier
+
+
+@dataclass(frozen=True)
+class HierarchyStats:
+    """Snapshot of all tiers below HBM, with the host memory that both share.
+
+    `host_allocated_bytes` = DRAM pages + staging + kept buffers, all of it allocated.
+    `copy_bytes_per_s`: host-to-host copy measured at the start.
+    """
+
+    tiers: tuple[TierStats, ...]
+    staging_used_bytes: int
+    staging_capacity_bytes: int
+    host_spare_bytes: int
+    host_allocated_bytes: int
+    num_jobs: int
+    num_transfers_pending: int
+    backlog_bytes: int
+    copy_bytes_per_s: float
+
+
+def fit_stats(fit: TransferFit, throttle_mb_s: float) -> FitStats:
+    """A fit as figures; a throttle caps the bandwidth."""
+    rate = fit.bandwidth_bytes_per_s
+    if throttle_mb_s > 0:
+        rate = min(rate, throttle_mb_s * 1e6) if rate else throttle_mb_s * 1e6
+    return FitStats(fit.latency_s, rate, fit.num_seen)
+
+
+def tier_stats(
+    name: str, table: Any, counters: TierCounters, throttle_mb_s: float, place: str = ""
+) -> TierStats:
+    """Snapshot of one tier from its entry table and counters."""
+    return TierStats(
+        name=name,
+        on=table.capacity_bytes > 0,
+        capacity_bytes=table.capacity_bytes,
+        used_bytes=table.used_bytes,
+        pinned_bytes=table.pinned_bytes,
+        num_entries=len(table),
+        num_private=table.num_private,
+        num_hits=counters.num_hits,
+        num_misses=counters.num_misses,
+        num_stores=counters.num_stores,
+        num_loads=counters.num_loads,
+        num_dropped_stores=counters.num_dropped_stores,
+        num_evictions=counters.num_evictions,
+        stored_bytes=counters.stored_bytes,
+        loaded_bytes=counters.loaded_bytes,
+        store_s=counters.store_s,
+        load_s=counters.load_s,
+        faults=dict(counters.faults),
+        provenance="throttled" if throttle_mb_s > 0 else "measured",
+        throttle_mb_s=throttle_mb_s,
+        fit=fit_stats(counters.load_fit, throttle_mb_s),
+        store_fit=fit_stats(counters.store_fit, throttle_mb_s),
+        place=place,
+    )

@@ -1,0 +1,124 @@
+"""The folder a disk tier writes to: private by default, locked, and emptied when closed."""
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import weakref
+
+from workbench.errors import TierError
+
+SUBFOLDER = "kv-workbench-tier"
+LOCK = "lock"
+OURS = re.compile(r"^(page-[0-9a-f]{32}-\d+\.kv|writing-\d+\.tmp)$")
+
+
+class DiskFolder:
+    """An open, locked folder of page files.
+
+    `user_path` empty: a fresh private folder under the system's temporary one, removed at close.
+    Otherwise a subfolder of the user's path, which one engine at a time may use. TierError if it
+    cannot be created, written or locked.
+    """
+
+    def __init__(self, user_path: str) -> None:
+        self.user_path = user_path
+        self.path = _private_folder() if not user_path else _user_folder(user_path)
+        lock = _lock(self.path)
+        try:
+            for name in os.listdir(self.path):  # left by an engine that died
+                if OURS.match(name):
+                    os.unlink(os.path.join(self.path, name))
+            _try_writing(self.path)
+        except OSError as error:
+            os.close(lock)
+            raise TierError(_cannot_write(self.path, error)) from None
+        self._finalizer = weakref.finalize(self, _remove, self.path, lock)
+
+    def names(self) -> list[str]:
+        """Names of our page and temporary files that exist now."""
+        try:
+            return [name for name in os.listdir(self.path) if OURS.match(name)]
+        except OSError:
+            return []
+
+    def close(self) -> None:
+        """Delete our files, and the folder if nothing else is in it; unlock."""
+        self._finalizer()
+
+
+def _private_folder() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="kv-workbench-")
+    except OSError as error:
+        raise TierError(
+            f"no temporary folder can be made ({error.strerror}): give tiers.disk_path a folder "
+            "you may write to"
+        ) from None
+
+
+def _user_folder(user_path: str) -> str:
+    base = os.path.abspath(os.path.expanduser(user_path))
+    path = os.path.join(base, SUBFOLDER)
+    try:
+        os.makedirs(base, exist_ok=True)
+        if not os.path.lexists(path):
+            os.mkdir(path, 0o700)
+        info = os.lstat(path)
+    except OSError as error:
+        raise TierError(_cannot_write(base, error)) from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise TierError(
+            f"{path!r} is a link, a file or another user's folder: give tiers.disk_path another "
+            "folder"
+        )
+    return path
+
+
+def _lock(path: str) -> int:
+    try:
+        lock = os.open(
+            os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+    except OSError as error:
+        raise TierError(_cannot_write(path, error)) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise TierError(
+            f"the disk tier's folder {path!r} is in use by another engine: give tiers.disk_path "
+            "another folder or close that engine"
+        ) from None
+    return lock
+
+
+def _try_writing(path: str) -> None:
+    name = os.path.join(path, "writing-0.tmp")
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.unlink(name)
+
+
+def _cannot_write(path: str, error: OSError) -> str:
+    return (
+        f"the disk tier cannot write to {path!r} ({error.strerror}): give tiers.disk_path a folder "
+        "you may write to"
+    )
+
+
+def _remove(path: str, lock: int) -> None:
+    try:
+        for name in os.listdir(path):
+            if OURS.match(name) or name == LOCK:
+                target = os.path.join(path, name)
+                if os.path.isdir(target) and not os.path.islink(target):
+                    shutil.rmtree(target, ignore_errors=True)
+                else:
+                    os.unlink(target)
+        os.rmdir(path)
+    except OSError:
+        pass  # a folder that vanished or holds a stranger's file stays as it is
+    finally:
+        os.close(lock)

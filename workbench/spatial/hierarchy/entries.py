@@ -1,0 +1,222 @@
+"""What a tier holds: entries in LRU order, their pins and the bytes they are charged.
+
+    WRITING --published--> READY --removed--> gone, or doomed while something still reads it
+       └----I/O failed---> FAILED (always removed)
+
+A removed entry leaves the index at once, so that no lookup finds it, but its bytes stay charged
+until the last pin is gone (invariant I7).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import xxhash
+
+from workbench.cache.keys import PrivateKey, TierKey
+from workbench.errors import IntegrityError
+
+
+class State(Enum):
+    """Whether an entry may be read."""
+
+    WRITING = "writing"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One page of one key in one tier.
+
+    `charged_bytes`: what the tier's budget pays (page bytes in DRAM, whole file on disk).
+    `checksums`: xxh3-64 of each slice. `buffer`: uint8 [page_bytes] in DRAM, None on disk.
+    """
+
+    key: TierKey
+    page_bytes: int
+    charged_bytes: int
+    checksums: tuple[int, ...]
+    generation: int
+    state: State
+    buffer: np.ndarray | None = None
+    file_name: str = ""
+    pins: int = 0
+    last_used: int = 0
+    removed: bool = False
+
+
+def slice_checksums(page: np.ndarray, num_slices: int) -> tuple[int, ...]:
+    """xxh3-64 of `num_slices` equal parts of a page (uint8 [page_bytes])."""
+    size = page.nbytes // num_slices
+    view = memoryview(page)  # type: ignore[arg-type]
+    return tuple(
+        xxhash.xxh3_64_intdigest(view[start : start + size])
+        for start in range(0, size * num_slices, size)
+    )
+
+
+class EntryTable:
+    """Index, LRU order, pins and byte count of one tier; knows nothing of where bytes lie.
+
+    `release(entry)` is called once, when the entry is removed and nothing pins it any more.
+    """
+
+    def __init__(self, name: str, capacity_bytes: int, release: Callable[[Entry], None]) -> None:
+        self.name = name
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self.pinned_bytes = 0
+        self.version = 0
+        self.doomed: dict[int, Entry] = {}
+        self._index: OrderedDict[TierKey, Entry] = OrderedDict()
+        self._private: dict[str, set[PrivateKey]] = {}
+        self._release = release
+        self._tick = 0
+        self._rows: list[tuple[TierKey, int, bool, int]] = []
+        self._rows_version = -1
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def num_private(self) -> int:
+        """Entries that belong to one request."""
+        return sum(len(keys) for keys in self._private.values())
+
+    def get(self, key: TierKey) -> Entry | None:
+        """The entry of a key, without touching it."""
+        return self._index.get(key)
+
+    def all_entries(self) -> list[Entry]:
+        """Indexed entries, least recently used first."""
+        return list(self._index.values())
+
+    def add(self, entry: Entry) -> None:
+        """Index an entry whose room was made before; the key must be free."""
+        if entry.key in self._index or self.used_bytes + entry.charged_bytes > self.capacity_bytes:
+            raise IntegrityError(
+                f"{self.name} has no room or no free key for an entry of {entry.charged_bytes} "
+                "bytes: make room before adding"
+            )
+        self._index[entry.key] = entry
+        self.used_bytes += entry.charged_bytes
+        if entry.pins:
+            self.pinned_bytes += entry.charged_bytes
+        if isinstance(entry.key, PrivateKey):
+            self._private.setdefault(entry.key.request_id, set()).add(entry.key)
+        self.touch(entry)
+
+    def touch(self, entry: Entry) -> None:
+        """Make an entry the most recently used."""
+        self._tick += 1
+        entry.last_used = self._tick
+        if not entry.removed:
+            self._index.move_to_end(entry.key)
+        self.version += 1
+
+    def recharge(self, entry: Entry, charged_bytes: int) -> None:
+        """Correct what an entry is charged, once the real size is known."""
+        difference = charged_bytes - entry.charged_bytes
+        entry.charged_bytes = charged_bytes
+        self.used_bytes += difference
+        if entry.pins:
+            self.pinned_bytes += difference
+        self.version += 1
+
+    def pin(self, entry: Entry) -> None:
+        """Keep an entry's bytes until `unpin`."""
+        entry.pins += 1
+        if entry.pins == 1:
+            self.pinned_bytes += entry.charged_bytes
+            self.version += 1
+
+    def unpin(self, entry: Entry) -> None:
+        """Undo one `pin`; a removed entry without pins is released."""
+        if entry.pins <= 0:
+            raise IntegrityError(f"an entry of {self.name} was unpinned more often than pinned")
+        entry.pins -= 1
+        if entry.pins:
+            return
+        self.pinned_bytes -= entry.charged_bytes
+        self.version += 1
+        if entry.removed:
+            del self.doomed[entry.generation]
+            self._free(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Make an entry invisible now and release it as soon as nothing pins it."""
+        if entry.removed:
+            return
+        del self._index[entry.key]
+        entry.removed = True
+        self.version += 1
+        if isinstance(entry.key, PrivateKey):
+            keys = self._private[entry.key.request_id]
+            keys.discard(entry.key)
+            if not keys:
+                del self._private[entry.key.request_id]
+        if entry.pins:
+            self.doomed[entry.generation] = entry
+        else:
+            self._free(entry)
+
+    def victims(self, num_bytes: int) -> list[Entry] | None:
+        """Least recently used entries whose removal makes room for `num_bytes`.
+
+        None if even all evictable ones are too few; nothing has changed then (invariant I5).
+        """
+        excess = self.used_bytes + num_bytes - self.capacity_bytes
+        if num_bytes > self.capacity_bytes:
+            return None
+        chosen: list[Entry] = []
+        for entry in self._index.values():
+            if excess <= 0:
+                break
+            if entry.pins == 0 and entry.state is State.READY:
+                chosen.append(entry)
+                excess -= entry.charged_bytes
+        return chosen if excess <= 0 else None
+
+    def private_entries(self, request_id: str) -> list[Entry]:
+        """Indexed entries that belong to a request."""
+        return [self._index[key] for key in self._private.get(request_id, ())]
+
+    def rows(self) -> list[tuple[TierKey, int, bool, int]]:
+        """(key, charged bytes, pinned, last used) in LRU order; cached until something changes."""
+        if self._rows_version != self.version:
+            self._rows = [
+                (entry.key, entry.charged_bytes, entry.pins > 0, entry.last_used)
+                for entry in self._index.values()
+            ]
+            self._rows_version = self.version
+        return self._rows
+
+    def check(self) -> None:
+        """Raise IntegrityError if bytes, pins or the index disagree with the entries (I7, I10)."""
+        everything = [*self._index.values(), *self.doomed.values()]
+        used = sum(entry.charged_bytes for entry in everything)
+        pinned = sum(entry.charged_bytes for entry in everything if entry.pins)
+        if used != self.used_bytes or pinned != self.pinned_bytes:
+            raise IntegrityError(
+                f"{self.name} counts {self.used_bytes} bytes ({self.pinned_bytes} pinned) but its "
+                f"entries hold {used} ({pinned} pinned)"
+            )
+        if used > self.capacity_bytes and not self.doomed and not pinned:
+            raise IntegrityError(
+                f"{self.name} holds {used} bytes, above its cap of {self.capacity_bytes}"
+            )
+        if any(entry.removed or entry.key != key for key, entry in self._index.items()):
+            raise IntegrityError(f"{self.name}'s index holds a removed or renamed entry")
+        if any(not entry.pins or not entry.removed for entry in self.doomed.values()):
+            raise IntegrityError(f"{self.name} keeps a removed entry that nothing pins")
+        private = {key for key in self._index if isinstance(key, PrivateKey)}
+        if private != {key for keys in self._private.values() for key in keys}:
+            raise IntegrityError(f"{self.name}'s list of private entries differs from its index")
+
+    def _free(self, entry: Entry) -> None:
+        self.used_bytes -= entry.charged_bytes
+        self.version += 1
+        self._release(entry)
