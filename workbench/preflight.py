@@ -15,8 +15,8 @@ import sys
 
 MIN_PYTHON = (3, 11)
 MODEL_BYTES = 98362432
-# Measured in an empty environment with the CPU build of torch, and with its CUDA build.
-CPU_DOWNLOAD_GB, CPU_DISK_GB = 0.7, 2.3
+# CPU: measured in an empty environment. CUDA: summed from the sizes of torch's CUDA packages.
+CPU_DOWNLOAD_GB, CPU_DISK_GB = 0.6, 2.5
 CUDA_DOWNLOAD_GB, CUDA_DISK_GB = 3.5, 8.0
 DEFAULT_PORT = 8501
 
@@ -127,8 +127,10 @@ def report_install(folder):
     if not gpu:
         print("          (about %.1f GB if pip's index offers only the CUDA build of torch: see "
               "README.md, Size)" % CUDA_DISK_GB)
+    too_old = version_problem(sys.version_info)
+    if too_old:
+        return [too_old]
     problems = [
-        version_problem(sys.version_info),
         venv_problem(has_module("venv"), has_module("ensurepip"), sys.executable),
         disk_problem(free, disk_gb, folder),
     ]
@@ -137,12 +139,14 @@ def report_install(folder):
 
 def report_start(port):
     """Print where the dashboard will be; return the problems in the way."""
-    tunnel = tunnel_line(os.environ, port)
+    problem = port_problem(port)
+    if problem:
+        return [problem]
     print("Dashboard http://localhost:%d" % port)
+    tunnel = tunnel_line(os.environ, port)
     if tunnel:
         print("You are logged in over SSH. On your own machine run:\n    %s" % tunnel)
-    problem = port_problem(port)
-    return [problem] if problem else []
+    return []
 
 
 def main(arguments):
