@@ -103,3 +103,50 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     num_output_tokens: int
     error: str = ""
+
+
+class Request:
+    """A request inside the engine: its tokens, counters and times.
+
+    `num_computed_tokens` chases `num_tokens`; both only the scheduler and the engine change.
+    """
+
+    def __init__(
+        self, request_id: str, spec: RequestSpec, prompt_token_ids: list[int], arrival_s: float
+    ) -> None:
+        self.request_id = request_id
+        self.spec = spec
+        self.sampling = spec.sampling
+        self.token_ids = prompt_token_ids + list(spec.resume_tokens)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.chain_keys: list[bytes] = []  # prefix keys of full blocks, by the cache manager
+        self.arrival_s = arrival_s
+        self.sequence_number = 0  # order of arrival, set by the scheduler
+        self.owner = 0  # owner slot on the dashboard
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # prefix hits when first admitted
+        self.num_resumed_cached_tokens = 0  # prefix hits after a preemption
+        self.num_recomputed_tokens = 0
+        self.max_computed_tokens = 0  # high-water mark, to tell recomputation from first work
+        self.num_preemptions = 0
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.token_times_s: list[float] = []
+        self.miss: MissReason | None = None
+        self.error = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens after the prompt, resumed ones included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefill(self) -> bool:
+        """True while tokens that are known already have to be computed."""
+        return self.num_computed_tokens < self.num_tokens - 1

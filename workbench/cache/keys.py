@@ -73,3 +73,8 @@ def chain_keys(parent: PrefixKey, tokens: Sequence[int], block_size: int) -> lis
         parent = hashlib.sha256(parent + array[start : start + block_size].tobytes()).digest()
         keys.append(parent)
     return keys
+
+
+def tagged_key(chain_key: PrefixKey, lineage: str) -> PrefixKey:
+    """Key of a row: its chain key under the numerics tag of its bytes (`int8`, `int8<bf16`)."""
+    return hashlib.sha256(chain_key + b"|numerics:" + lineage.encode()).digest()

@@ -1,0 +1,366 @@
+"""All blocks of the arena: slabs, reference counts and the free lists. No bytes are touched here.
+
+    arena | slab 0: class A | slab 1: class B     | slab 2: unassigned | ...
+          | page page page  | page page page page |                    |
+
+A slab belongs to one page class and returns when its last page is empty. A block's id is
+`slab * stride + index`. Each class has one intrusive, circular free list around a sentinel: blocks
+without a row at the head (reused first, vLLM PR #42656), cached blocks behind them, least recently
+used first. Taking a cached block out of the middle is O(1) and allocates nothing.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from kvkernels.layout import PageSpec
+
+from workbench.cache.prefix_index import PrefixIndex, Row
+from workbench.snapshot import NO_OWNER
+
+UNASSIGNED = -1
+
+
+class BlockPool:
+    """Owns every reference count. Ids are valid while their slab keeps its class.
+
+    `before_evict(row)` runs while the row's bytes are still intact (to store them in a tier).
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slabs: int,
+        slab_bytes: int,
+        smallest_page_bytes: int,
+        index: PrefixIndex,
+        before_evict: Callable[[Row], None],
+    ) -> None:
+        self.num_slabs = num_slabs
+        self.slab_bytes = slab_bytes
+        self.stride = slab_bytes // smallest_page_bytes
+        self.index = index
+        self.step = 0
+        self.num_evicted_rows = 0
+        self._before_evict = before_evict
+        size = num_slabs * self.stride
+        self.ref_cnt = np.zeros(size, np.int32)
+        self.pins = np.zeros(size, np.int32)
+        self.offset = np.full(size, -1, np.int64)  # bytes into the arena
+        self.generation = np.zeros(size, np.int32)
+        self.last_used = np.zeros(size, np.int32)
+        self.owner = np.full(size, NO_OWNER, np.uint8)
+        self.evicted_step = np.full(size, -(10**6), np.int32)
+        self.mass = np.zeros(size, np.float32)
+        self.cached = np.zeros(size, bool)
+        self.row_of: list[Row | None] = [None] * size
+        self._next = [-1] * size
+        self._prev = [-1] * size
+        self._sentinel: list[int] = []
+        self.classes: list[PageSpec] = []
+        self.slab_class = np.full(num_slabs, UNASSIGNED, np.int32)
+        self._slab_used = np.zeros(num_slabs, np.int32)  # pages referenced or cached
+        self._slab_live = np.zeros(num_slabs, np.int32)  # pages referenced
+        self._unassigned = list(range(num_slabs - 1, -1, -1))
+        self.num_linked: list[int] = []  # per class: blocks in the free list
+
+    # ---- classes and slabs
+
+    def class_of(self, spec: PageSpec) -> int:
+        """Index of a page class, added when it is new."""
+        if spec in self.classes:
+            return self.classes.index(spec)
+        if not 0 < spec.page_bytes <= self.slab_bytes:
+            raise ValueError(f"a page of {spec.page_bytes} bytes does not fit a slab")
+        self.classes.append(spec)
+        sentinel = len(self._next)
+        self._next.append(sentinel)
+        self._prev.append(sentinel)
+        self._sentinel.append(sentinel)
+        self.num_linked.append(0)
+        return len(self.classes) - 1
+
+    def pages_per_slab(self, cls: int) -> int:
+        """Pages of a class that fit one slab."""
+        return min(self.stride, self.slab_bytes // self.classes[cls].page_bytes)
+
+    def capacity(self, cls: int) -> int:
+        """Pages of a class if it had the whole arena."""
+        return self.pages_per_slab(cls) * self.num_slabs
+
+    @property
+    def num_unassigned_slabs(self) -> int:
+        """Slabs that belong to no class."""
+        return len(self._unassigned)
+
+    def slab_of(self, block: int) -> int:
+        """Slab of a block."""
+        return block // self.stride
+
+    def page_class(self, block: int) -> int:
+        """Class of a block's slab."""
+        return int(self.slab_class[block // self.stride])
+
+    def _assign_slab(self, slab: int, cls: int) -> None:
+        self._unassigned.remove(slab)
+        self.slab_class[slab] = cls
+        first = slab * self.stride
+        page_bytes = self.classes[cls].page_bytes
+        for index in reversed(range(self.pages_per_slab(cls))):
+            self.offset[first + index] = slab * self.slab_bytes + index * page_bytes
+            self._link_first(cls, first + index)
+
+    def _release_slab(self, slab: int) -> None:
+        cls = int(self.slab_class[slab])
+        first = slab * self.stride
+        for block in range(first, first + self.pages_per_slab(cls)):
+            self._unlink(cls, block)
+            self.offset[block] = -1
+            self.owner[block] = NO_OWNER
+        self.slab_class[slab] = UNASSIGNED
+        self._unassigned.append(slab)
+
+    # ---- allocation
+
+    def num_free(self, cls: int) -> int:
+        """Blocks of a class that could be taken now, evicting cached ones."""
+        return self.num_linked[cls] + self.pages_per_slab(cls) * (
+            len(self._unassigned) + self._num_reclaimable(cls)
+        )
+
+    def _num_reclaimable(self, cls: int) -> int:
+        """Slabs of other classes that hold nothing but cached blocks."""
+        if len(self.classes) == 1:
+            return 0
+        other = (self.slab_class != cls) & (self.slab_class != UNASSIGNED)
+        return int(np.count_nonzero(other & (self._slab_live == 0)))
+
+    def can_allocate(self, needs: dict[int, int], revived: Iterable[int] = ()) -> bool:
+        """Whether `needs` (class -> blocks) fit while `revived` cached blocks are kept.
+
+        Revived blocks sit in the free lists and must not be counted twice (vLLM #11562).
+        """
+        kept: dict[int, int] = {}
+        for block in revived:
+            if self.ref_cnt[block] == 0:
+                cls = self.page_class(block)
+                kept[cls] = kept.get(cls, 0) + 1
+        slabs = len(self._unassigned)
+        if len(needs) == 1 and not kept.keys() - needs.keys():
+            slabs += self._num_reclaimable(next(iter(needs)))
+        for cls, need in needs.items():
+            missing = need - (self.num_linked[cls] - kept.get(cls, 0))
+            if missing > 0:
+                slabs -= -(-missing // self.pages_per_slab(cls))
+        return slabs >= 0
+
+    def allocate(self, cls: int, count: int) -> list[int]:
+        """Take blocks with one reference each; the caller has asked `can_allocate`."""
+        return [self._take(cls) for _ in range(count)]
+
+    def _take(self, cls: int) -> int:
+        block = self._next[self._sentinel[cls]]
+        has_block = block != self._sentinel[cls]
+        recycled = False
+        if not has_block or self.cached[block]:
+            if self._unassigned:
+                self._assign_slab(self._unassigned[-1], cls)
+                block = self._next[self._sentinel[cls]]
+            elif has_block:
+                self._drop_row(block, keep=block)
+                recycled = True
+            else:
+                self._reclaim_slab(cls)
+                block = self._next[self._sentinel[cls]]
+        self._unlink(cls, block)
+        self._reference_new(block, was_used=recycled)
+        return block
+
+    def _reference_new(self, block: int, was_used: bool = False) -> None:
+        self.ref_cnt[block] = 1
+        slab = block // self.stride
+        self._slab_live[slab] += 1
+        self._slab_used[slab] += not was_used
+        self.generation[block] += 1
+        self.last_used[block] = self.step
+        self.mass[block] = 0.0
+
+    def _reclaim_slab(self, cls: int) -> None:
+        """Empty the least recently used slab of another class and give it to `cls`."""
+        other = (self.slab_class != cls) & (self.slab_class != UNASSIGNED) & (self._slab_live == 0)
+        slabs = np.flatnonzero(other)
+        if not len(slabs):
+            raise RuntimeError("no block can be taken: can_allocate was not asked")
+        ages = self.last_used.reshape(self.num_slabs, self.stride)[slabs].max(axis=1)
+        slab = int(slabs[np.argmin(ages)])
+        first = slab * self.stride
+        for block in range(first, first + self.pages_per_slab(int(self.slab_class[slab]))):
+            row = self.row_of[block]
+            if row is not None:
+                self._drop_row(block)
+        self._assign_slab(slab, cls)
+
+    def allocate_run(self, cls: int, count: int) -> list[int] | None:
+        """`count` blocks with adjacent positions (contiguous allocation), or None."""
+        free = self.free_positions(cls)
+        if not len(free):
+            return None
+        breaks = np.flatnonzero(np.diff(free[:, 0]) != 1) + 1
+        for run in np.split(free, breaks):
+            if len(run) >= count:
+                return [self._take_at(cls, int(block)) for block in run[:count, 1]]
+        return None
+
+    def free_positions(self, cls: int) -> np.ndarray:
+        """[n, 2] of (position, block id) of blocks that hold nothing, in address order."""
+        per_slab = self.pages_per_slab(cls)
+        slabs = np.flatnonzero((self.slab_class == cls) | (self.slab_class == UNASSIGNED))
+        index = np.arange(per_slab)
+        blocks = (slabs[:, None] * self.stride + index).ravel()
+        positions = (slabs[:, None] * per_slab + index).ravel()
+        empty = (self.ref_cnt[blocks] == 0) & ~self.cached[blocks]
+        return np.stack([positions[empty], blocks[empty]], axis=1)
+
+    def _take_at(self, cls: int, block: int) -> int:
+        if self.slab_class[block // self.stride] == UNASSIGNED:
+            self._assign_slab(block // self.stride, cls)
+        self._unlink(cls, block)
+        self._reference_new(block)
+        return block
+
+    # ---- references
+
+    def touch(self, block: int) -> None:
+        """One more table holds the block (a prefix hit)."""
+        if self.ref_cnt[block] == 0:
+            self._unlink(self.page_class(block), block)
+            self._slab_live[block // self.stride] += 1
+        self.ref_cnt[block] += 1
+        self.last_used[block] = self.step
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """One table fewer holds each block; give tails first, so that they are evicted first."""
+        for block in blocks:
+            self._drop_reference(block)
+
+    def pin(self, block: int) -> None:
+        """Keep a block while a transfer reads or writes it."""
+        self.touch(block)
+        self.pins[block] += 1
+
+    def unpin(self, block: int) -> None:
+        """The transfer has ended."""
+        if self.pins[block] <= 0:
+            raise RuntimeError(f"block {block} is not pinned")
+        self.pins[block] -= 1
+        self._drop_reference(block)
+
+    def _drop_reference(self, block: int) -> None:
+        if self.ref_cnt[block] <= 0:
+            raise RuntimeError(f"block {block} is freed twice")
+        self.ref_cnt[block] -= 1
+        if self.ref_cnt[block]:
+            return
+        self._slab_live[block // self.stride] -= 1
+        if self.cached[block]:
+            self._link_last(self.page_class(block), block)
+        else:
+            self._empty(block)
+
+    def _empty(self, block: int) -> None:
+        """A block without reference and row goes to the head, or its whole slab goes back."""
+        slab = block // self.stride
+        self._link_first(int(self.slab_class[slab]), block)
+        self.owner[block] = NO_OWNER
+        self._slab_used[slab] -= 1
+        if self._slab_used[slab] == 0:
+            self._release_slab(slab)
+
+    # ---- rows
+
+    def publish(self, row: Row) -> bool:
+        """Make a complete row visible; False if an equal one is there already (no dedup)."""
+        if self.index.get(row.key) is not None:
+            return False
+        for block in row.blocks:
+            if self.row_of[block] is not None:
+                raise RuntimeError(f"block {block} has a row already")
+            self.row_of[block] = row
+            self.cached[block] = True
+        self.index.insert(row)
+        return True
+
+    def _drop_row(self, block: int, keep: int = -1) -> None:
+        row = self.row_of[block]
+        assert row is not None, f"block {block} is cached without a row"
+        self._before_evict(row)
+        self.num_evicted_rows += 1
+        self.forget(row, keep)
+
+    def forget(self, row: Row, keep: int = -1) -> None:
+        """Hide a row; its unreferenced blocks become empty, but `keep` stays linked and counted."""
+        self.index.remove(row, self.step)
+        for member in row.blocks:
+            self.row_of[member] = None
+            self.cached[member] = False
+            self.evicted_step[member] = self.step
+            if member != keep and self.ref_cnt[member] == 0:
+                self._unlink(self.page_class(member), member)
+                self._empty(member)
+
+    def evict_all(self) -> int:
+        """Forget every row; returns how many there were. Nothing is stored in a tier."""
+        rows = self.index.rows()
+        for row in rows:
+            self.forget(row)
+        return len(rows)
+
+    def evict_lru(self, cls: int) -> bool:
+        """Drop the least recently used cached block of a class; False if there is none."""
+        block = self._next[self._sentinel[cls]]
+        while block != self._sentinel[cls] and not self.cached[block]:
+            block = self._next[block]
+        if block == self._sentinel[cls]:
+            return False
+        self._drop_row(block)
+        return True
+
+    def eviction_order(self, cls: int) -> list[int]:
+        """Cached, unreferenced blocks of a class, next victim first."""
+        order = []
+        block = self._next[self._sentinel[cls]]
+        while block != self._sentinel[cls]:
+            if self.cached[block]:
+                order.append(block)
+            block = self._next[block]
+        return order
+
+    # ---- the intrusive list
+
+    def _link_first(self, cls: int, block: int) -> None:
+        self._insert(cls, block, after=self._sentinel[cls])
+
+    def _link_last(self, cls: int, block: int) -> None:
+        self._insert(cls, block, after=self._prev[self._sentinel[cls]])
+
+    def _insert(self, cls: int, block: int, after: int) -> None:
+        following = self._next[after]
+        self._next[after], self._prev[block] = block, after
+        self._next[block], self._prev[following] = following, block
+        self.num_linked[cls] += 1
+
+    def _unlink(self, cls: int, block: int) -> None:
+        before, following = self._prev[block], self._next[block]
+        if before < 0:
+            raise RuntimeError(f"block {block} is not in a free list")
+        self._next[before], self._prev[following] = following, before
+        self._prev[block] = self._next[block] = -1
+        self.num_linked[cls] -= 1
+
+    def linked_blocks(self, cls: int) -> list[int]:
+        """Every block in a class's free list, head first (for integrity checks)."""
+        blocks = []
+        block = self._next[self._sentinel[cls]]
+        while block != self._sentinel[cls]:
+            blocks.append(block)
+            block = self._next[block]
+        return blocks

@@ -1,0 +1,83 @@
+"""Which layers and KV heads share a page: groups, and the layer sets one kernel call covers."""
+
+from dataclasses import dataclass
+
+from kvkernels.layout import PageSpec
+
+from workbench.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers x KV heads whose K and V lie in the same pages."""
+
+    index: int
+    layers: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+
+    def page_spec(self, head_dim: int, block_size: int, k_format: str, v_format: str) -> PageSpec:
+        """The page class of this group under a format."""
+        return PageSpec(
+            len(self.layers), len(self.kv_heads), head_dim, block_size, k_format, v_format
+        )
+
+
+@dataclass(frozen=True)
+class LayerSet:
+    """Layers whose attention uses the same tables; `groups` cover their KV heads in head order."""
+
+    index: int
+    layers: tuple[int, ...]
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """All groups of a model, and its layers gathered into layer sets."""
+
+    groups: tuple[Group, ...]
+    layer_sets: tuple[LayerSet, ...]
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def layer_set_of(self, layer: int) -> tuple[LayerSet, int]:
+        """The layer set of a model layer, and the layer's index inside its groups' pages."""
+        for layer_set in self.layer_sets:
+            if layer in layer_set.layers:
+                return layer_set, layer_set.layers.index(layer)
+        raise ValueError(f"layer {layer} is in no group")
+
+
+def build_geometry(
+    grouping: str, *, num_layers: int, num_kv_heads: int, head_dim: int
+) -> Geometry:
+    """`model`: one group. `halves`: two groups, the first and the second half of the layers."""
+    heads = tuple(range(num_kv_heads))
+    layers = tuple(range(num_layers))
+    if grouping == "model":
+        parts = [layers]
+    elif grouping == "halves":
+        middle = max(1, num_layers // 2)
+        parts = [part for part in (layers[:middle], layers[middle:]) if part]
+    else:
+        raise SettingError(f"cache.grouping = {grouping!r} is unknown: choose model or halves")
+    groups = tuple(Group(index, part, heads) for index, part in enumerate(parts))
+    layer_sets = tuple(LayerSet(group.index, group.layers, (group.index,)) for group in groups)
+    return Geometry(groups, layer_sets, num_layers, num_kv_heads, head_dim)
+
+
+def choose_slab(budget_bytes: int, page_bytes: int) -> tuple[int, int]:
+    """(slab_bytes, num_slabs) that fit the most pages of the base class into the budget.
+
+    Slabs of 8 to 32 base pages: small enough to move between classes, large enough that other
+    formats waste little of one.
+    """
+    if budget_bytes < page_bytes:
+        return 0, 0
+    best = (0, 0, 0)  # pages, num_slabs, pages per slab
+    for per_slab in range(8, 33):
+        num_slabs = budget_bytes // (per_slab * page_bytes)
+        best = max(best, (num_slabs * per_slab, num_slabs, per_slab))
+    num_slabs = best[1] or 1
+    return budget_bytes // num_slabs // 64 * 64, num_slabs

@@ -1,0 +1,374 @@
+"""Maps each request to its blocks; `free(request)` is the only way out.
+
+    block table of a request, one row a group:      [ b0 | b1 | b2 | b3 |  ... max_pages ]
+    slots stored in them (stored_len):               16   16   16    5
+    position of each page's first token (page_pos):   0   16   64   80      (pages 32, 48 evicted)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from kvkernels.layout import PageSpec
+
+from workbench.cache.block_pool import BlockPool
+from workbench.cache.geometry import Geometry
+from workbench.cache.keys import PrefixKey, next_key, tagged_key
+from workbench.cache.prefix_index import Row
+from workbench.request import Request
+
+
+class RequestBlocks:
+    """Tables of one request: all groups in one int32 array, allocated in one call."""
+
+    __slots__ = (
+        "table", "num_pages", "stored_len", "page_pos", "lineage", "num_hashed", "hashing"
+    )
+
+    def __init__(self, num_groups: int, max_pages: int, lineage: str) -> None:
+        both = np.zeros((2, num_groups, max_pages), np.int32)
+        self.table = both[0]  # [num_groups, max_pages] block ids
+        self.page_pos = both[1]  # [num_groups, max_pages] position of each page's first token
+        self.num_pages = np.zeros(num_groups, np.int32)
+        self.stored_len = np.zeros(num_groups, np.int32)
+        self.lineage = lineage
+        self.num_hashed = 0  # leading blocks that were offered to the index
+        self.hashing = True  # False once anything was evicted (decision 5)
+
+    def blocks(self, group: int) -> np.ndarray:
+        """Block ids of a group, in logical order."""
+        return self.table[group, : self.num_pages[group]]
+
+
+@dataclass(frozen=True)
+class PrefixHit:
+    """Leading rows found in HBM, all of one lineage."""
+
+    rows: tuple[Row, ...]
+    lineage: str
+    num_tokens: int
+
+
+class KVCacheManager:
+    """The one owner of request -> blocks.
+
+    `root_key(request)` gives the key of the empty prefix (identity and tenant salt).
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        geometry: Geometry,
+        classes: list[int],
+        block_size: int,
+        max_model_len: int,
+        format_label: str,
+        root_key: Callable[[Request], PrefixKey],
+        contiguous: bool = False,
+    ) -> None:
+        self.pool = pool
+        self.geometry = geometry
+        self.classes = classes  # page class of each group
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.format_label = format_label
+        self.lineages = [format_label]  # lineages that may be hit, the pure one first
+        self.contiguous = contiguous
+        self._root_key = root_key
+        self._max_pages = -(-max_model_len // block_size) + 1
+        self.requests: dict[str, RequestBlocks] = {}
+
+    # ---- keys
+
+    def chain(self, request: Request) -> list[PrefixKey]:
+        """Chain keys of the request's full blocks, extended as tokens were added."""
+        size = self.block_size
+        keys = request.chain_keys
+        parent = keys[-1] if keys else self._root_key(request)
+        for start in range(len(keys) * size, request.num_tokens - size + 1, size):
+            parent = next_key(parent, request.token_ids[start : start + size])
+            keys.append(parent)
+        return keys
+
+    def row_keys(self, request: Request, lineage: str) -> list[PrefixKey]:
+        """Keys of the request's full blocks under a lineage."""
+        return [tagged_key(key, lineage) for key in self.chain(request)]
+
+    # ---- lookup
+
+    def find_prefix(self, request: Request) -> PrefixHit:
+        """Longest run of rows in HBM, at most `num_tokens - 1` tokens, of one lineage."""
+        most = (request.num_tokens - 1) // self.block_size
+        best = PrefixHit((), self.lineages[0], 0)
+        chain = self.chain(request)
+        for lineage in self.lineages:
+            rows = []
+            for chain_key in chain[:most]:
+                row = self.pool.index.get(tagged_key(chain_key, lineage))
+                if row is None:
+                    break
+                rows.append(row)
+            if len(rows) * self.block_size > best.num_tokens:
+                best = PrefixHit(tuple(rows), lineage, len(rows) * self.block_size)
+        return best
+
+    # ---- allocation
+
+    def num_pages_for(self, num_slots: int) -> int:
+        """Pages one group needs for a number of slots."""
+        return -(-num_slots // self.block_size)
+
+    def blocks_needed(self, request: Request, num_new_tokens: int) -> int:
+        """Blocks over all groups that would have to be taken for more tokens."""
+        blocks = self.requests.get(request.request_id)
+        if blocks is None:
+            return self.num_pages_for(num_new_tokens) * len(self.classes)
+        pages = -(-(blocks.stored_len + num_new_tokens) // self.block_size)
+        return int(np.maximum(pages - blocks.num_pages, 0).sum())
+
+    @property
+    def capacity_pages(self) -> int:
+        """Pages one request could have if it had the whole pool."""
+        return min(
+            self.pool.capacity(cls) // self.classes.count(cls) for cls in set(self.classes)
+        ) // len(set(self.classes))
+
+    def blocks_held(self, request: Request) -> int:
+        """Blocks in a request's tables."""
+        blocks = self.requests.get(request.request_id)
+        return 0 if blocks is None else int(blocks.num_pages.sum())
+
+    def fits_ever(self, num_slots: int) -> bool:
+        """Whether a lone request of this size fits the empty arena."""
+        pages = self.num_pages_for(num_slots)
+        slabs = 0
+        for cls in set(self.classes):
+            slabs += -(-pages * self.classes.count(cls) // self.pool.pages_per_slab(cls))
+        return slabs <= self.pool.num_slabs
+
+    def admit(
+        self,
+        request: Request,
+        hit: PrefixHit,
+        num_new_tokens: int,
+        *,
+        reserve_tokens: int = 0,
+        watermark_blocks: int = 0,
+        lineage: str | None = None,
+    ) -> bool:
+        """Give a request tables: hit rows, then fresh pages for `num_new_tokens`.
+
+        `reserve_tokens`: more tokens that must fit besides (admission by the whole prompt), though
+        their pages are not taken yet. False changes nothing.
+        """
+        hit_blocks = [block for row in hit.rows for block in row.blocks]
+        num_slots = hit.num_tokens + num_new_tokens
+        wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
+        needs = self._needs(wanted)
+        for cls in needs:
+            needs[cls] += watermark_blocks
+        if not self.pool.can_allocate(needs, hit_blocks):
+            return False
+        blocks = self._new_blocks(lineage or hit.lineage)
+        pages = self.num_pages_for(num_slots) - len(hit.rows)
+        if self.contiguous:
+            return self._admit_contiguous(request, blocks, num_slots + reserve_tokens)
+        for block in hit_blocks:
+            self.pool.touch(block)
+        for group in range(len(self.classes)):
+            for page, row in enumerate(hit.rows):
+                blocks.table[group, page] = row.blocks[group]
+        blocks.num_pages[:] = blocks.num_hashed = len(hit.rows)
+        blocks.stored_len[:] = hit.num_tokens
+        self.requests[request.request_id] = blocks
+        self._append_pages(request, blocks, pages)
+        self._number_pages(blocks)
+        return True
+
+    def restore(
+        self,
+        request: Request,
+        rows: list[Row | None],
+        *,
+        stored_len: np.ndarray,
+        page_pos: np.ndarray,
+        lineage: str,
+        hashing: bool,
+    ) -> bool:
+        """Tables of a swapped request: shared rows again, fresh pages where `rows` is None.
+
+        The caller then writes the fresh pages' bytes. False changes nothing.
+        """
+        fresh = sum(row is None for row in rows)
+        shared = [block for row in rows if row is not None for block in row.blocks]
+        if not self.pool.can_allocate(self._needs(fresh), shared):
+            return False
+        blocks = self._new_blocks(lineage)
+        for block in shared:
+            self.pool.touch(block)
+        for group, cls in enumerate(self.classes):
+            taken = iter(self.pool.allocate(cls, fresh))
+            for page, row in enumerate(rows):
+                block = next(taken) if row is None else row.blocks[group]
+                blocks.table[group, page] = block
+                self.pool.owner[block] = request.owner
+        blocks.num_pages[:] = len(rows)
+        blocks.stored_len[:] = stored_len
+        blocks.page_pos[:, : len(rows)] = page_pos
+        blocks.hashing = hashing
+        leading = next((at for at, row in enumerate(rows) if row is None), len(rows))
+        blocks.num_hashed = leading
+        self.requests[request.request_id] = blocks
+        return True
+
+    def parts(self, blocks: tuple[int, ...]) -> list[tuple[int, PageSpec]]:
+        """(byte offset, spec) of each page of a row, for the page store."""
+        return [
+            (int(self.pool.offset[block]), self.pool.classes[cls])
+            for block, cls in zip(blocks, self.classes, strict=True)
+        ]
+
+    def _admit_contiguous(self, request: Request, blocks: RequestBlocks, num_slots: int) -> bool:
+        """Reserve the maximum length as one run of adjacent pages a group."""
+        taken: list[list[int]] = []
+        for cls in self.classes:
+            run = self.pool.allocate_run(cls, self.num_pages_for(num_slots))
+            if run is None:
+                for earlier in taken:
+                    self.pool.free(reversed(earlier))
+                return False
+            taken.append(run)
+        for group, run in enumerate(taken):
+            blocks.table[group, : len(run)] = run
+            blocks.num_pages[group] = len(run)
+            self.pool.owner[run] = request.owner
+        blocks.hashing = False
+        self.requests[request.request_id] = blocks
+        self._number_pages(blocks)
+        return True
+
+    def grow(self, request: Request, num_new_tokens: int) -> bool:
+        """Pages for more tokens of a running request; False changes nothing."""
+        blocks = self.requests[request.request_id]
+        pages = -(-(blocks.stored_len + num_new_tokens) // self.block_size) - blocks.num_pages
+        count = int(pages.max(initial=0))
+        if count <= 0:
+            return True
+        if not self.pool.can_allocate(self._needs(count)):
+            return False
+        first = int(blocks.num_pages.min())
+        self._append_pages(request, blocks, count)
+        self._number_pages(blocks, first)
+        return True
+
+    def _needs(self, pages: int) -> dict[int, int]:
+        return {cls: pages * self.classes.count(cls) for cls in self.classes}
+
+    def _append_pages(self, request: Request, blocks: RequestBlocks, count: int) -> None:
+        for group, cls in enumerate(self.classes):
+            start = blocks.num_pages[group]
+            taken = self.pool.allocate(cls, count)
+            blocks.table[group, start : start + count] = taken
+            blocks.num_pages[group] = start + count
+            self.pool.owner[taken] = request.owner
+
+    def _number_pages(self, blocks: RequestBlocks, first: int = 0) -> None:
+        """Positions of pages from `first` on follow their predecessor without a gap."""
+        for group in range(len(self.classes)):
+            last = int(blocks.num_pages[group])
+            base = 0 if first == 0 else int(blocks.page_pos[group, first - 1]) + self.block_size
+            count = max(0, last - first)
+            blocks.page_pos[group, first:last] = base + self.block_size * np.arange(count)
+
+    def _new_blocks(self, lineage: str) -> RequestBlocks:
+        return RequestBlocks(len(self.classes), self._max_pages, lineage)
+
+    # ---- progress
+
+    def commit(self, request: Request, num_tokens: int) -> None:
+        """Slots of `num_tokens` more tokens have been written."""
+        blocks = self.requests[request.request_id]
+        blocks.stored_len += num_tokens
+        for group in range(len(self.classes)):
+            self.pool.last_used[blocks.blocks(group)] = self.pool.step
+
+    def publish(self, request: Request, num_computed_tokens: int) -> int:
+        """Offer full blocks to the index; returns how many became visible."""
+        blocks = self.requests[request.request_id]
+        if not blocks.hashing:
+            return 0
+        num_full = num_computed_tokens // self.block_size
+        if num_full <= blocks.num_hashed:
+            return 0
+        chain = self.chain(request)
+        stored = 0
+        for page in range(blocks.num_hashed, num_full):
+            parent = chain[page - 1] if page else None
+            tokens = request.token_ids[page * self.block_size : (page + 1) * self.block_size]
+            row = Row(
+                key=tagged_key(chain[page], blocks.lineage),
+                parent_key=tagged_key(parent, blocks.lineage) if parent else None,
+                blocks=tuple(int(block) for block in blocks.table[:, page]),
+                token_ids=tuple(tokens),
+                lineage=blocks.lineage,
+                chain_key=chain[page],
+            )
+            stored += self.pool.publish(row)
+        blocks.num_hashed = num_full
+        return stored
+
+    def rewind(self, request: Request) -> None:
+        """Forget what is stored but keep the pages (`cache.mode = off`: recompute each step)."""
+        blocks = self.requests[request.request_id]
+        blocks.stored_len[:] = 0
+        blocks.hashing = False
+
+    def evict_pages(self, request: Request, group: int, pages: list[int]) -> int:
+        """Take full pages out of one group's table (retention); returns how many were freed.
+
+        Others that share such a page keep it; blocks computed from now on are never indexed.
+        """
+        blocks = self.requests[request.request_id]
+        last_full = int(blocks.stored_len[group]) // self.block_size
+        drop = sorted(set(pages))
+        if drop and not 0 <= drop[0] <= drop[-1] < last_full:
+            raise ValueError(f"pages {drop} are not all full pages of group {group}")
+        victims = [int(blocks.table[group, page]) for page in drop]
+        count = int(blocks.num_pages[group])
+        keep = np.delete(np.arange(count), drop)
+        blocks.table[group, : len(keep)] = blocks.table[group, keep]
+        blocks.page_pos[group, : len(keep)] = blocks.page_pos[group, keep]
+        blocks.num_pages[group] = len(keep)
+        blocks.stored_len[group] -= len(drop) * self.block_size
+        blocks.hashing = False
+        freed = sum(self.pool.ref_cnt[block] == 1 for block in victims)
+        self.pool.free(victims)
+        return int(freed)
+
+    def free(self, request: Request) -> None:
+        """Give back every block; calling it for a request without tables does nothing."""
+        blocks = self.requests.pop(request.request_id, None)
+        if blocks is None:
+            return
+        for group in range(len(self.classes)):
+            self.pool.free(int(block) for block in blocks.blocks(group)[::-1])
+
+    # ---- what a step needs
+
+    def page_offsets(self, requests: list[Request], groups: tuple[int, ...]) -> np.ndarray:
+        """Byte offsets of pages, int64 [num_groups, R, P], -1 = padding."""
+        tables = [self.requests[request.request_id] for request in requests]
+        width = max(int(blocks.num_pages[list(groups)].max()) for blocks in tables)
+        out = np.full((len(groups), len(tables), width), -1, np.int64)
+        for at, group in enumerate(groups):
+            for row, blocks in enumerate(tables):
+                ids = blocks.blocks(group)
+                out[at, row, : len(ids)] = self.pool.offset[ids]
+        return out
+
+    def stored_lens(self, requests: list[Request], groups: tuple[int, ...]) -> np.ndarray:
+        """Stored slots before this step, int32 [num_groups, R]."""
+        return np.stack(
+            [self.requests[request.request_id].stored_len[list(groups)] for request in requests], 1
+        )

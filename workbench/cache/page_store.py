@@ -1,0 +1,99 @@
+"""The arena's bytes: the one place that reads or writes pages outside a kernel call."""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+from kvkernels.api import FormatState, Scratch
+from kvkernels.backend import select
+from kvkernels.layout import PageSpec
+from torch import Tensor
+
+
+class PageStore:
+    """One uint8 arena on the device, its kernels, and the calibration of each group's format.
+
+    A *row* on its way to a tier is the concatenation of its pages, one a group.
+    """
+
+    def __init__(self, num_bytes: int, device: str) -> None:
+        self.device = device
+        self.arena = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self.kernels: ModuleType = select(device)
+        self.scratch = Scratch(device)
+        self._states: dict[tuple[int, PageSpec], FormatState] = {}
+        self._host = self.arena.numpy() if device == "cpu" else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arena, as allocated."""
+        return self.arena.untyped_storage().nbytes()
+
+    def state(self, group: int, spec: PageSpec) -> FormatState:
+        """Calibration of a group's format; made at first use with neutral scales."""
+        key = (group, spec)
+        if key not in self._states:
+            self._states[key] = FormatState.from_spec(spec, self.device)
+        return self._states[key]
+
+    @property
+    def num_saturated(self) -> int:
+        """Elements clamped by encoders so far (fp8)."""
+        return sum(int(state.saturated.item()) for state in self._states.values())
+
+    def read_row(self, parts: Sequence[tuple[int, PageSpec]]) -> np.ndarray:
+        """Bytes of a row, uint8 [sum of page bytes]; `parts`: (byte offset, spec) of each page.
+
+        On a CPU with one group this is a view of the arena: copy it before the next step.
+        """
+        pages = [self._read(offset, spec.page_bytes) for offset, spec in parts]
+        return pages[0] if len(pages) == 1 else np.concatenate(pages)
+
+    def write_row(self, parts: Sequence[tuple[int, PageSpec]], row: np.ndarray) -> None:
+        """Write a row's bytes back; raises ValueError if the length differs."""
+        if len(row) != sum(spec.page_bytes for _, spec in parts):
+            raise ValueError(f"a row of {len(row)} bytes does not fit pages of {parts}")
+        start = 0
+        for offset, spec in parts:
+            self._write(offset, row[start : start + spec.page_bytes])
+            start += spec.page_bytes
+
+    def _read(self, offset: int, size: int) -> np.ndarray:
+        if self._host is not None:
+            return self._host[offset : offset + size]
+        page: np.ndarray = self.arena[offset : offset + size].cpu().numpy()
+        return page
+
+    def _write(self, offset: int, page: np.ndarray) -> None:
+        if self._host is not None:
+            self._host[offset : offset + len(page)] = page
+        else:
+            self.arena[offset : offset + len(page)].copy_(torch.from_numpy(page.copy()))
+
+    def gather(self, offsets: np.ndarray, spec: PageSpec) -> Tensor:
+        """Copies of pages, uint8 [n, page_bytes]."""
+        out = torch.empty((len(offsets), spec.page_bytes), dtype=torch.uint8, device=self.device)
+        if len(offsets):
+            self.kernels.gather_pages(self.arena, spec, self._index(offsets), out)
+        return out
+
+    def recode(
+        self,
+        group: int,
+        pages: Tensor,  # uint8 [n, page_bytes of src]
+        src: PageSpec,
+        dst: PageSpec,
+        dst_offsets: np.ndarray,
+        num_slots: np.ndarray,
+    ) -> None:
+        """Re-encode gathered pages into new places in the arena; `num_slots`: written slots."""
+        starts = np.arange(len(dst_offsets), dtype=np.int64) * src.page_bytes
+        self.kernels.recode_pages(
+            self.arena, src, self._index(starts), self.state(group, src),
+            dst, self._index(dst_offsets), self.state(group, dst), self.scratch,
+            source=pages.reshape(-1), num_slots=self._index(num_slots),
+        )
+
+    def _index(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self.device)

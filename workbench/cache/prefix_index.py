@@ -1,0 +1,66 @@
+"""The prefix index: row key -> one block a group, visible only when complete."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.cache.keys import PrefixKey
+
+REMEMBERED_EVICTIONS = 65536
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One full block of tokens: `blocks[g]` holds group g's part; all or nothing is visible.
+
+    `lineage` is the numerics tag of its bytes: `int8`, or `int8<bf16` after a recode.
+    """
+
+    key: PrefixKey
+    parent_key: PrefixKey | None
+    blocks: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    lineage: str
+    chain_key: PrefixKey
+
+
+class PrefixIndex:
+    """Bijection between keys and rows; remembers what was evicted, to explain misses."""
+
+    def __init__(self, on_stored: Callable[[Row], None], on_removed: Callable[[Row], None]) -> None:
+        self._rows: dict[PrefixKey, Row] = {}
+        self._evicted_at: OrderedDict[PrefixKey, int] = OrderedDict()
+        self._on_stored = on_stored
+        self._on_removed = on_removed
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, key: PrefixKey) -> Row | None:
+        """The row of a key, if it is in HBM."""
+        return self._rows.get(key)
+
+    def rows(self) -> list[Row]:
+        """All rows, oldest insertion first."""
+        return list(self._rows.values())
+
+    def insert(self, row: Row) -> None:
+        """Make a complete row visible; its key must be new."""
+        if row.key in self._rows:
+            raise ValueError(f"key {row.key.hex()[:12]} is in the index already")
+        self._rows[row.key] = row
+        self._evicted_at.pop(row.key, None)
+        self._on_stored(row)
+
+    def remove(self, row: Row, step: int) -> None:
+        """Hide a row before any of its blocks can be written again."""
+        if self._rows.pop(row.key, None) is not row:
+            raise ValueError(f"row {row.key.hex()[:12]} is not the one in the index")
+        self._evicted_at[row.key] = step
+        if len(self._evicted_at) > REMEMBERED_EVICTIONS:
+            self._evicted_at.popitem(last=False)
+        self._on_removed(row)
+
+    def evicted_at(self, key: PrefixKey) -> int | None:
+        """Step at which a key was last evicted from HBM, if remembered."""
+        return self._evicted_at.get(key)

@@ -1,0 +1,1 @@
+"""KV-centric scheduling (KVS): which tokens run in the next step."""

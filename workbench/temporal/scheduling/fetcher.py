@@ -1,0 +1,316 @@
+"""Between HBM and the tiers: demotes evicted rows, fetches hits, swaps preempted requests.
+
+A request holds no HBM blocks while its pages are on the way: loads end in host memory, and blocks
+are taken only when it is admitted (vLLM #45388: parked loads must not hold what the head needs).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from workbench.cache.keys import PrefixKey, PrivateKey, TierKey
+from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
+from workbench.cache.page_store import PageStore
+from workbench.cache.prefix_index import Row
+from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
+from workbench.request import Request
+
+MAX_WAITS = 200  # polls a request waits for a page that is still being written
+
+
+class Fetch(Enum):
+    """What admission should do with a request."""
+
+    ADMIT = "admit"
+    LOADING = "loading"  # a load was started
+    WAIT = "wait"  # ask again next step
+
+
+@dataclass
+class SwapRecord:
+    """Where the pages of a preempted request went: a key each, in logical order."""
+
+    keys: list[TierKey]
+    stored_len: np.ndarray
+    page_pos: np.ndarray
+    lineage: str
+    hashing: bool
+    num_computed_tokens: int
+
+
+@dataclass
+class Loaded:
+    """Pages of one request that lie verified in host memory, from block `first` on."""
+
+    job_id: int
+    first: int
+    pages: dict[TierKey, np.ndarray]
+    tiers: dict[str, int]  # tier -> pages
+
+
+@dataclass
+class _Pending:
+    job_id: int
+    first: int
+    request: Request
+    num_waits: int = 0
+
+
+@dataclass
+class FetchCounters:
+    """Totals since the start; each can move."""
+
+    num_gated: int = 0  # fetches refused as slower than recomputing
+    num_loaded_pages: int = 0
+    num_failed_pages: int = 0
+    num_demoted_pages: int = 0
+    num_swapped_pages: int = 0
+    last_load_s: float = 0.0
+    last_recompute_s: float = 0.0
+
+
+@dataclass
+class Fetcher:
+    """Owns every transfer between the page store and the hierarchy (engine thread only)."""
+
+    manager: KVCacheManager
+    store: PageStore
+    hierarchy: KVHierarchy
+    recompute_s: Callable[[int], float | None]  # measured time to recompute n tokens
+    gate: bool = True
+    enabled: bool = False
+    num_slices: int = 1
+    on_load: Callable[[Request, dict[str, int], float], None] = lambda request, tiers, seconds: None
+    counters: FetchCounters = field(default_factory=FetchCounters)
+    _pending: dict[int, _Pending] = field(default_factory=dict)  # job -> request
+    _loaded: dict[str, Loaded] = field(default_factory=dict)
+    _swapped: dict[str, SwapRecord] = field(default_factory=dict)
+    _waits: dict[str, int] = field(default_factory=dict)
+    _no_fetch: set[str] = field(default_factory=set)
+
+    # ---- down
+
+    def demote(self, row: Row) -> None:
+        """Offer a row that is about to be evicted from HBM to the tiers."""
+        if not self.enabled:
+            return
+        data = self.store.read_row(self.manager.parts(row.blocks))
+        if self.hierarchy.store(row.key, data, self.num_slices):
+            self.counters.num_demoted_pages += 1
+
+    def swap_out(self, request: Request) -> int:
+        """Copy a request's own pages down as private entries; returns how many went.
+
+        Only pages with one reference move; shared ones stay and are found by their key again.
+        """
+        blocks = self.manager.requests.get(request.request_id)
+        if not self.enabled or blocks is None or self.manager.contiguous:
+            return 0
+        pool = self.manager.pool
+        num_pages = self.manager.num_pages_for(int(blocks.stored_len[0]))
+        keys: list[TierKey] = []
+        moved = 0
+        for page in range(num_pages):
+            ids = tuple(int(block) for block in blocks.table[:, page])
+            row = pool.row_of[ids[0]]
+            if row is not None and any(pool.ref_cnt[block] > 1 for block in ids):
+                keys.append(row.key)
+                continue
+            key = PrivateKey(request.request_id, request.num_preemptions, 0, page)
+            if not self.hierarchy.store(
+                key, self.store.read_row(self.manager.parts(ids)), self.num_slices
+            ):
+                self.hierarchy.drop_private(request.request_id)
+                return 0
+            keys.append(key)
+            moved += 1
+        self._swapped[request.request_id] = SwapRecord(
+            keys, blocks.stored_len.copy(), blocks.page_pos[:, :num_pages].copy(),
+            blocks.lineage, blocks.hashing, request.num_computed_tokens,
+        )
+        self.counters.num_swapped_pages += moved
+        return moved
+
+    # ---- up
+
+    def poll(self) -> list[Request]:
+        """Collect finished loads; returns the requests that can be admitted now."""
+        ready = []
+        for result in self.hierarchy.poll():
+            pending = self._pending.pop(result.job_id, None)
+            if pending is None:
+                self.hierarchy.complete_load(result.job_id)
+                continue
+            self._take(pending, result)
+            ready.append(pending.request)
+        return ready
+
+    def _take(self, pending: _Pending, result: LoadResult) -> None:
+        request = pending.request
+        pages: dict[TierKey, np.ndarray] = {}
+        tiers: dict[str, int] = {}
+        whole = request.request_id in self._swapped
+        for key, page, tier in zip(result.keys, result.pages, result.tiers, strict=True):
+            if page is None:
+                self.counters.num_failed_pages += 1
+                if whole:
+                    self._forget_swap(request)
+                break  # a run ends at its first missing page
+            pages[key] = page
+            tiers[tier] = tiers.get(tier, 0) + 1
+        self.counters.num_loaded_pages += len(pages)
+        self.counters.last_load_s = result.seconds
+        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, tiers)
+        self.on_load(request, tiers, result.seconds)
+
+    def consider(self, request: Request, hit: PrefixHit) -> Fetch:
+        """Whether to admit a request now, or fetch what the tiers hold of it first."""
+        request_id = request.request_id
+        if not self.enabled or request_id in self._loaded or request_id in self._no_fetch:
+            return Fetch.ADMIT
+        record = self._swapped.get(request_id)
+        if record is not None:
+            keys = [key for key in record.keys if self._row(key) is None]
+            if all(self.hierarchy.lookup(key) is Lookup.HIT for key in keys):
+                return self._start(request, keys, 0) if keys else Fetch.ADMIT
+            if self._may_wait(request, keys):
+                return Fetch.WAIT
+            self._forget_swap(request)
+        return self._consider_prefix(request, hit)
+
+    def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
+        first = len(hit.rows)
+        most = (request.num_tokens - 1) // self.manager.block_size
+        lineages = [hit.lineage] if first else self.manager.lineages
+        best: list[PrefixKey] = []
+        for lineage in lineages:
+            keys = self.manager.row_keys(request, lineage)[first:most]
+            if keys and self._may_wait(request, keys[:1]):
+                return Fetch.WAIT
+            run = self._leading_hits(keys)
+            if len(run) > len(best):
+                best = run
+        if not best:
+            return Fetch.ADMIT
+        if self.gate and not self._worth_it(best):
+            self.counters.num_gated += 1
+            self._no_fetch.add(request.request_id)
+            return Fetch.ADMIT
+        return self._start(request, list(best), first)
+
+    def _leading_hits(self, keys: list[PrefixKey]) -> list[PrefixKey]:
+        for at, key in enumerate(keys):
+            if self.hierarchy.lookup(key) is not Lookup.HIT:
+                return keys[:at]
+        return keys
+
+    def _may_wait(self, request: Request, keys: list[TierKey] | list[PrefixKey]) -> bool:
+        waits = self._waits.get(request.request_id, 0)
+        busy = (Lookup.HIT_PENDING, Lookup.RETRY)
+        if waits >= MAX_WAITS or not any(self.hierarchy.lookup(key) in busy for key in keys):
+            return False
+        self._waits[request.request_id] = waits + 1
+        return True
+
+    def _worth_it(self, keys: list[PrefixKey]) -> bool:
+        """Fetch only if it is predicted to be faster than recomputing (decision 7)."""
+        load_s = self.hierarchy.estimate_load_s(keys)
+        recompute_s = self.recompute_s(len(keys) * self.manager.block_size)
+        self.counters.last_recompute_s = recompute_s or 0.0
+        return recompute_s is None or load_s < recompute_s
+
+    def _start(self, request: Request, keys: list[TierKey], first: int) -> Fetch:
+        job_id = self.hierarchy.submit_load(keys)
+        self._pending[job_id] = _Pending(job_id, first, request)
+        return Fetch.LOADING
+
+    def _row(self, key: TierKey) -> Row | None:
+        return self.manager.pool.index.get(key) if isinstance(key, bytes) else None
+
+    # ---- admission
+
+    def swap_record(self, request: Request) -> SwapRecord | None:
+        """The swap of a request if all its pages are at hand now."""
+        record = self._swapped.get(request.request_id)
+        if record is None:
+            return None
+        loaded = self._loaded.get(request.request_id)
+        pages = loaded.pages if loaded else {}
+        if all(key in pages or self._row(key) is not None for key in record.keys):
+            return record
+        self._forget_swap(request)
+        return None
+
+    def restore(self, request: Request, record: SwapRecord) -> bool:
+        """Give a swapped request its pages back; False (no room) changes nothing."""
+        rows = [self._row(key) for key in record.keys]
+        admitted = self.manager.restore(
+            request, rows, stored_len=record.stored_len, page_pos=record.page_pos,
+            lineage=record.lineage, hashing=record.hashing,
+        )
+        if not admitted:
+            return False
+        loaded = self._loaded.get(request.request_id)
+        blocks = self.manager.requests[request.request_id]
+        for page, (key, row) in enumerate(zip(record.keys, rows, strict=True)):
+            if row is None:
+                assert loaded is not None, "a swapped page is neither in HBM nor loaded"
+                ids = tuple(int(block) for block in blocks.table[:, page])
+                self.store.write_row(self.manager.parts(ids), loaded.pages[key])
+        return True
+
+    def usable_pages(self, request: Request, hit: PrefixHit) -> tuple[list[np.ndarray], str]:
+        """Loaded pages that continue the hit, in order, with their lineage."""
+        loaded = self._loaded.get(request.request_id)
+        if loaded is None or len(hit.rows) < loaded.first:
+            return [], hit.lineage
+        most = (request.num_tokens - 1) // self.manager.block_size
+        for lineage in [hit.lineage] if hit.rows else self.manager.lineages:
+            pages: list[np.ndarray] = []
+            for key in self.manager.row_keys(request, lineage)[len(hit.rows) : most]:
+                if key not in loaded.pages:
+                    break
+                pages.append(loaded.pages[key])
+            if pages:
+                return pages, lineage
+        return [], hit.lineage
+
+    def write_pages(self, request: Request, first: int, pages: list[np.ndarray]) -> None:
+        """Copy loaded pages into the request's blocks from page `first` on."""
+        blocks = self.manager.requests[request.request_id]
+        for at, page in enumerate(pages):
+            ids = tuple(int(block) for block in blocks.table[:, first + at])
+            self.store.write_row(self.manager.parts(ids), page)
+
+    # ---- the way out
+
+    def release(self, request: Request, *, finished: bool) -> None:
+        """Unpin what was loaded for a request; with `finished` forget everything of it."""
+        request_id = request.request_id
+        loaded = self._loaded.pop(request_id, None)
+        if loaded is not None:
+            self.hierarchy.complete_load(loaded.job_id)
+        self._waits.pop(request_id, None)
+        self._no_fetch.discard(request_id)
+        self._forget_swap(request)
+        if finished:
+            for job_id, pending in list(self._pending.items()):
+                if pending.request is request:
+                    del self._pending[job_id]
+                    self.hierarchy.cancel_load(job_id)
+
+    def _forget_swap(self, request: Request) -> None:
+        if self._swapped.pop(request.request_id, None) is not None:
+            self.hierarchy.drop_private(request.request_id)
+
+    @property
+    def num_pending(self) -> int:
+        """Loads on their way."""
+        return len(self._pending)
+
+    @property
+    def num_held(self) -> int:
+        """Requests with loaded pages that are not admitted yet."""
+        return len(self._loaded)

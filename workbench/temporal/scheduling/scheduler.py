@@ -1,0 +1,277 @@
+"""One scheduling rule (vLLM V1): `num_computed_tokens` chases `num_tokens` under a token budget.
+
+There is no prefill or decode phase. Running requests go first, then waiting ones unless something
+was preempted; chunked prefill, prefix hits and resumption fall out of the rule.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
+from workbench.clock import Clock
+from workbench.config import SchedulingSettings
+from workbench.request import Request, RequestStatus
+from workbench.temporal.scheduling.fetcher import Fetch, Fetcher
+from workbench.temporal.scheduling.order import OrderPolicy
+
+Tell = Callable[..., None]  # tell(kind, request_id="", **data): an event for people
+
+
+@dataclass
+class StepBudget:
+    """What one step may still take."""
+
+    num_tokens: int
+    num_seqs: int
+
+    def take(self, num_tokens: int) -> None:
+        """One more request with so many tokens."""
+        self.num_tokens -= num_tokens
+        self.num_seqs -= 1
+
+    def give_back(self, num_tokens: int) -> None:
+        """A scheduled request was preempted after all."""
+        self.num_tokens += num_tokens
+        self.num_seqs += 1
+
+
+@dataclass
+class SchedulerOutput:
+    """The next batch: each request once, with how many tokens it computes."""
+
+    scheduled: dict[str, tuple[Request, int]] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+    failed: list[Request] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all requests; at most the budget (I6)."""
+        return sum(count for _, count in self.scheduled.values())
+
+
+class Scheduler:
+    """Alone changes a request's status.
+
+    `max_slots(num_tokens)`: slots a request of that length needs at most (retention may cap it).
+    """
+
+    def __init__(
+        self,
+        settings: SchedulingSettings,
+        *,
+        order: OrderPolicy,
+        clock: Clock,
+        tell: Tell,
+        max_slots: Callable[[int], int],
+    ) -> None:
+        self.settings = settings
+        self.order = order
+        self.clock = clock
+        self.max_slots = max_slots
+        self.prefix_caching = True
+        self.on_admit: Callable[[Request, PrefixHit, int], None] = lambda request, hit, loaded: None
+        self._tell = tell
+        self._num_arrived = 0
+        self.waiting: list[Request] = []  # waiting, loading and preempted
+        self.running: list[Request] = []  # in order of admission
+
+    def bind(self, manager: KVCacheManager, fetcher: Fetcher) -> None:
+        """Use this cache from now on (again after a rebuild)."""
+        self.manager = manager
+        self.fetcher = fetcher
+
+    # ---- coming and going
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it keeps its turn for ever."""
+        request.sequence_number = self._num_arrived
+        self._num_arrived += 1
+        request.status = RequestStatus.WAITING
+        self.waiting.append(request)
+
+    def finish(self, request: Request, status: RequestStatus, error: str = "") -> None:
+        """The one way out of the scheduler, in any state."""
+        self.manager.free(request)
+        self.fetcher.release(request, finished=True)
+        if request in self.running:
+            self.running.remove(request)
+        if request in self.waiting:
+            self.waiting.remove(request)
+        request.status = status
+        request.error = error
+
+    def preempt(self, request: Request, reason: str) -> None:
+        """Take a running request's blocks away; it waits and keeps its turn."""
+        self.running.remove(request)
+        moved = self.fetcher.swap_out(request) if self.settings.preemption == "swap" else 0
+        num_blocks = self.manager.blocks_held(request)
+        self.manager.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.PREEMPTED
+        self.waiting.append(request)
+        how = "swap" if moved else "recompute"
+        self._tell("preempt", request.request_id, reason=reason, num_blocks=num_blocks, how=how)
+
+    def preempt_all(self, reason: str) -> int:
+        """Send every running request back to the queue (rebuild); returns how many."""
+        victims = list(self.running)
+        for request in victims:
+            self.preempt(request, reason)
+        for request in self.waiting:
+            self.fetcher.release(request, finished=True)
+            if request.status is RequestStatus.LOADING:
+                request.status = RequestStatus.WAITING
+        return len(victims)
+
+    # ---- one step
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next batch. Completions are drained first, never inside the queue walk."""
+        out = SchedulerOutput()
+        for request in self.fetcher.poll():
+            if request.status is RequestStatus.LOADING:
+                request.status = (
+                    RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+                )
+        budget = StepBudget(self.settings.token_budget, self.settings.max_num_seqs)
+        self._schedule_running(out, budget)
+        if not out.preempted:
+            self._schedule_waiting(out, budget)
+        return out
+
+    def _schedule_running(self, out: SchedulerOutput, budget: StepBudget) -> None:
+        for request in list(self.running):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted for an earlier one in this walk
+            count = self._num_new_tokens(request, budget)
+            if count > 0 and self._make_room(request, count, out, budget):
+                out.scheduled[request.request_id] = (request, count)
+                budget.take(count)
+
+    def _num_new_tokens(self, request: Request, budget: StepBudget) -> int:
+        if budget.num_seqs <= 0:
+            return 0
+        count = request.num_tokens - request.num_computed_tokens
+        if count > 1:
+            count = min(count, self.settings.chunk_tokens)
+        return min(count, budget.num_tokens)
+
+    def _make_room(
+        self, request: Request, count: int, out: SchedulerOutput, budget: StepBudget
+    ) -> bool:
+        """Grow a running request's tables, preempting the last in order until it fits."""
+        while not self.manager.grow(request, count):
+            victim = max(self.running, key=lambda other: self.order.key(other, 0))
+            if victim is request and len(self.running) == 1:
+                self._fail_too_large(request, out)
+                return False
+            self.preempt(victim, reason="no_blocks")
+            out.preempted.append(victim)
+            taken = out.scheduled.pop(victim.request_id, None)
+            if taken is not None:
+                budget.give_back(taken[1])
+            if victim is request:
+                return False
+        return True
+
+    def _fail_too_large(self, request: Request, out: SchedulerOutput) -> None:
+        needed = self.manager.num_pages_for(request.num_tokens)
+        error = (
+            f"request {request.request_id} needs {needed} blocks for {request.num_tokens} tokens, "
+            f"and the whole pool has {self.manager.capacity_pages}: raise cache.hbm_budget_mib or "
+            "choose a smaller format"
+        )
+        self.finish(request, RequestStatus.FINISHED_ERROR, error)
+        out.failed.append(request)
+
+    def _schedule_waiting(self, out: SchedulerOutput, budget: StepBudget) -> None:
+        for request in self._queue():
+            full = len(self.running) >= self.settings.max_num_seqs
+            if full or budget.num_tokens <= 0 or budget.num_seqs <= 0:
+                return
+            if request.status is RequestStatus.LOADING:
+                continue
+            hit = self.find_hit(request)
+            fetch = self.fetcher.consider(request, hit)
+            if fetch is Fetch.LOADING:
+                request.status = RequestStatus.LOADING
+            if fetch is not Fetch.ADMIT:
+                continue
+            count = self._admit(request, hit, budget)
+            if count is None:
+                if self.running or out.scheduled or self.fetcher.num_pending:
+                    return  # the head does not fit yet: nobody overtakes it
+                self._fail_too_large(request, out)
+            elif count > 0:
+                out.scheduled[request.request_id] = (request, count)
+                budget.take(count)
+
+    def _queue(self) -> list[Request]:
+        """Waiting requests in the order of the policy."""
+        hits = {}
+        if self.order.needs_hits:
+            hits = {id(request): self.find_hit(request).num_tokens for request in self.waiting}
+        return sorted(
+            self.waiting, key=lambda request: self.order.key(request, hits.get(id(request), 0))
+        )
+
+    def find_hit(self, request: Request) -> PrefixHit:
+        """The request's prefix in HBM, if prefixes may be used at all."""
+        if self.prefix_caching and not self.manager.contiguous:
+            return self.manager.find_prefix(request)
+        return PrefixHit((), self.manager.format_label, 0)
+
+    def _admit(self, request: Request, hit: PrefixHit, budget: StepBudget) -> int | None:
+        """Give a waiting request tables; tokens it computes now, or None if it does not fit."""
+        record = self.fetcher.swap_record(request)
+        if record is not None:
+            if not self.fetcher.restore(request, record):
+                return None
+            request.num_computed_tokens = record.num_computed_tokens
+            return self._start(request, hit, len(record.keys), budget, resumed_by_swap=True)
+        pages, lineage = self.fetcher.usable_pages(request, hit)
+        num_loaded = len(pages) * self.manager.block_size
+        known = hit.num_tokens + num_loaded
+        count = min(
+            request.num_tokens - known, self.settings.chunk_tokens, budget.num_tokens
+        )
+        reserve = 0
+        if self.manager.contiguous:
+            longest = request.num_prompt_tokens + request.sampling.max_tokens
+            reserve = min(longest, self.manager.max_model_len) - count
+        elif self.settings.admit_whole_prompt:
+            reserve = self.max_slots(request.num_tokens) - known - count
+        watermark = self.settings.watermark if self.running else 0.0
+        admitted = self.manager.admit(
+            request, hit, num_loaded + count, reserve_tokens=max(0, reserve),
+            watermark_blocks=int(watermark * self.manager.capacity_pages), lineage=lineage,
+        )
+        if not admitted:
+            return None
+        if pages:
+            self.fetcher.write_pages(request, len(hit.rows), pages)
+            self.manager.commit(request, num_loaded)
+            self.manager.publish(request, known)
+        request.num_computed_tokens = known
+        return self._start(request, hit, len(pages), budget, resumed_by_swap=False)
+
+    def _start(
+        self,
+        request: Request,
+        hit: PrefixHit,
+        num_loaded_pages: int,
+        budget: StepBudget,
+        *,
+        resumed_by_swap: bool,
+    ) -> int:
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.status = RequestStatus.RUNNING
+        self.fetcher.release(request, finished=False)
+        self.on_admit(request, hit, num_loaded_pages)
+        count = self._num_new_tokens(request, budget)
+        if resumed_by_swap and not self.manager.grow(request, count):
+            return 0  # it runs on at the next step, which may preempt for it
+        return count
