@@ -15,12 +15,13 @@ class TransferFit:
     """Exponentially weighted least squares of seconds = latency + bytes / bandwidth.
 
     While sizes hardly vary the slope cannot be told from the offset: then the latency stays as it
-    was and only the bandwidth follows.
+    was and only the bandwidth follows. Noise cannot lift the latency above the fastest transfer.
     """
 
     latency_s: float = 0.0
     seconds_per_byte: float = 0.0
     num_seen: int = 0
+    _fastest_s: float = float("inf")
     _sums: np.ndarray = field(default_factory=lambda: np.zeros(5))  # w, x, y, xx, xy
 
     @property
@@ -35,16 +36,16 @@ class TransferFit:
         x, y = float(num_bytes), seconds
         self._sums = KEEP * self._sums + (1.0, x, y, x * x, x * y)
         self.num_seen += 1
+        self._fastest_s = min(self._fastest_s, 0.9 * seconds)
         weight, sum_x, sum_y, sum_xx, sum_xy = self._sums.tolist()
         mean_x, mean_y = sum_x / weight, sum_y / weight
         variance = sum_xx / weight - mean_x * mean_x
         if variance > (0.05 * mean_x) ** 2:
             slope = (sum_xy / weight - mean_x * mean_y) / variance
             latency = mean_y - slope * mean_x
-            if slope > 0 and latency >= 0:
-                self.latency_s, self.seconds_per_byte = latency, slope
-                return
-        self.latency_s = min(self.latency_s, 0.9 * mean_y)
+            if slope > 0:
+                self.latency_s = max(0.0, latency)
+        self.latency_s = min(self.latency_s, self._fastest_s)
         self.seconds_per_byte = (mean_y - self.latency_s) / mean_x
 
     def predict_s(self, num_bytes: int, num_transfers: int) -> float:

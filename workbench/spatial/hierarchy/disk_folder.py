@@ -11,6 +11,7 @@ import weakref
 from workbench.errors import TierError
 
 SUBFOLDER = "kv-workbench-tier"
+PRIVATE_PREFIX = "kv-workbench-"
 LOCK = "lock"
 OURS = re.compile(r"^(page-[0-9a-f]{32}-\d+\.kv|writing-\d+\.tmp)$")
 
@@ -51,12 +52,47 @@ class DiskFolder:
 
 def _private_folder() -> str:
     try:
-        return tempfile.mkdtemp(prefix="kv-workbench-")
+        path = tempfile.mkdtemp(prefix=PRIVATE_PREFIX, dir=_temporary_root())
+        _sweep(path)
+        return path
     except OSError as error:
         raise TierError(
             f"no temporary folder can be made ({error.strerror}): give tiers.disk_path a folder "
             "you may write to"
         ) from None
+
+
+def _temporary_root() -> str:
+    """The system's temporary folder, or /var/tmp where the former lies in memory (tmpfs)."""
+    root = tempfile.gettempdir()
+    try:
+        with open("/proc/mounts", encoding="utf-8") as mounts:
+            kinds = {line.split()[1]: line.split()[2] for line in mounts}
+    except OSError:
+        return root
+    if "TMPDIR" not in os.environ and kinds.get(os.path.realpath(root)) == "tmpfs":
+        return "/var/tmp" if os.access("/var/tmp", os.W_OK) else root
+    return root
+
+
+def _sweep(fresh: str) -> None:
+    """Remove private folders of engines that died: unlocked, ours, and a minute older."""
+    root, info = os.path.dirname(fresh), os.stat(fresh)
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        try:
+            other = os.lstat(path)
+            dead = stat.S_ISDIR(other.st_mode) and other.st_uid == info.st_uid
+            if name.startswith(PRIVATE_PREFIX) and dead and other.st_mtime < info.st_mtime - 60:
+                lock = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    os.close(lock)
+                else:
+                    _remove(path, lock)
+        except OSError:
+            continue  # vanished, or no lock file: not a dead engine's folder
 
 
 def _user_folder(user_path: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 
 from workbench.clock import Clock
 from workbench.errors import IntegrityError
-from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.bandwidth import TransferFit
+from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, slice_checksums
 from workbench.spatial.hierarchy.io_thread import IoThread, Outcome
 from workbench.spatial.hierarchy.page_file import (
@@ -43,6 +43,7 @@ class DiskTier:
         self._guard = threading.Lock()
         self._real: dict[str, int] = {}  # file name -> real bytes
         self._real_bytes = 0
+        self._stuck: set[str] = set()  # files that could not be deleted
         self._cap_bytes = capacity_bytes
         self._slack_bytes = 0  # what the file system charges above the file's size
 
@@ -169,10 +170,12 @@ class DiskTier:
             with contextlib.suppress(OSError):
                 listed[name] = os.lstat(os.path.join(self.place, name)).st_blocks * 512
         indexed = {entry.file_name: entry.charged_bytes for entry in self.table.all_entries()}
+        for name in self._stuck:
+            listed.pop(name, None)
         orphans = sorted(set(listed) - set(indexed))
         if orphans:
             raise IntegrityError(f"G3's folder holds {orphans[0]!r}, which its index does not know")
-        if indexed != self._real:
+        if indexed != {name: size for name, size in self._real.items() if name not in self._stuck}:
             raise IntegrityError("G3's index and its counted files differ")
         bigger = [name for name in listed if listed[name] > indexed[name]]
         if bigger or (strict and listed != indexed):
@@ -196,7 +199,8 @@ class DiskTier:
         except FileNotFoundError:
             pass  # its write failed, or it was deleted from outside
         except OSError as error:
-            return Outcome(fault_reason(error))  # still counted, so that the cap holds
+            self._stuck.add(entry.file_name)  # still counted, so that the cap holds
+            return Outcome(fault_reason(error))
         with self._guard:
             self._real_bytes -= self._real.pop(entry.file_name, 0)
         return Outcome()

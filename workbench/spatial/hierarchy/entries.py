@@ -180,6 +180,16 @@ class EntryTable:
                 excess -= entry.charged_bytes
         return chosen if excess <= 0 else None
 
+    def excess(self) -> list[Entry]:
+        """Least recently used evictable entries above the cap."""
+        over, chosen = self.used_bytes - self.capacity_bytes, []
+        if over > 0:
+            for entry in self._index.values():
+                if over > 0 and entry.pins == 0 and entry.state is State.READY:
+                    chosen.append(entry)
+                    over -= entry.charged_bytes
+        return chosen
+
     def private_entries(self, request_id: str) -> list[Entry]:
         """Indexed entries that belong to a request."""
         return [self._index[key] for key in self._private.get(request_id, ())]
@@ -204,7 +214,8 @@ class EntryTable:
                 f"{self.name} counts {self.used_bytes} bytes ({self.pinned_bytes} pinned) but its "
                 f"entries hold {used} ({pinned} pinned)"
             )
-        if used > self.capacity_bytes and not self.doomed and not pinned:
+        idle = (entry for entry in self._index.values() if entry.state is State.READY)
+        if used > self.capacity_bytes and any(entry.pins == 0 for entry in idle):
             raise IntegrityError(
                 f"{self.name} holds {used} bytes, above its cap of {self.capacity_bytes}"
             )

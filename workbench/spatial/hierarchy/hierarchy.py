@@ -56,7 +56,7 @@ class Hierarchy:
         if mover.dram.capacity_bytes:
             mover.counters[G2].num_misses += 1
         entry = mover.disk.table.get(key)
-        if entry is None:
+        if entry is None or self._never_fits(entry.page_bytes):
             if mover.disk.on:
                 mover.counters[G3].num_misses += 1
             return Lookup.MISS
@@ -116,8 +116,9 @@ class Hierarchy:
         self.complete_load(job_id)
 
     def store(self, key: TierKey, page: np.ndarray, num_slices: int) -> bool:
-        """Copy a page down; False if no tier took it. `page`: uint8 [page_bytes], read before return.
+        """Copy a page down; False if no tier took it.
 
+        `page`: uint8 [page_bytes], read before return, cut into `num_slices` checksummed parts.
         A prefix key that is held already is only touched: its bytes cannot differ. A private key
         of an older epoch is refused, one of a newer epoch drops those before it. TierError if the
         page is not a multiple of `num_slices` bytes.
@@ -211,6 +212,10 @@ class Hierarchy:
     def _has_room(self, page_bytes: int) -> bool:
         mover = self.mover
         return mover.staging.fits(page_bytes) or mover.dram.victims(page_bytes) is not None
+
+    def _never_fits(self, page_bytes: int) -> bool:
+        mover = self.mover
+        return page_bytes > max(mover.staging.capacity_bytes, mover.dram.capacity_bytes)
 
     def _touch(self, key: TierKey, page_bytes: int) -> bool:
         held = False

@@ -125,7 +125,7 @@ class LoadJobs:
         twin = mover.dram.get(slot.key)
         if twin is None:
             twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums)
-        elif twin.generation:  # the same key twice in one job: one read serves both
+        else:  # the same key twice in one job: one read serves both
             mover.dram.pin(twin)
             slot.entry = twin
             disk.table.unpin(source)
@@ -152,11 +152,6 @@ class LoadJobs:
 
         def finish(outcome: Outcome) -> None:
             state = State.FAILED if outcome.reason else State.READY
-            if outcome.reason:
-                mover.fault(G3, outcome.reason, source)
-                disk.table.remove(source)
-            else:
-                mover.counters[G3].loaded(source.page_bytes, outcome.seconds)
             if twin is not None:
                 twin.state = state
                 if outcome.reason:
@@ -168,9 +163,14 @@ class LoadJobs:
                 slot.staged_state = state
                 if slot.abandoned:
                     mover.staging.give(buffer)
-            disk.table.unpin(source)
 
         def then(outcome: Outcome) -> None:
+            if outcome.reason:
+                mover.fault(G3, outcome.reason, source)
+                disk.table.remove(source)
+            else:
+                mover.counters[G3].loaded(source.page_bytes, outcome.seconds)
+            disk.table.unpin(source)
             ready_at_s = mover.buckets[G3].reserve(source.page_bytes, outcome.start_s)
             mover.hold(G3, ready_at_s, lambda: finish(outcome))
 
@@ -184,11 +184,17 @@ class LoadJobs:
             slot.tier if page is not None else ""
             for slot, page in zip(job.slots, pages, strict=True)
         )
-        mover.emit("load", {
-            "job_id": job.job_id, "num_pages": len(pages), "num_misses": tiers.count(""),
-            "num_bytes": sum(page.nbytes for page in pages if page is not None),
-            "seconds": seconds, "tiers": tiers,
-        })
+        mover.emit(
+            "load",
+            {
+                "job_id": job.job_id,
+                "num_pages": len(pages),
+                "num_misses": tiers.count(""),
+                "num_bytes": sum(page.nbytes for page in pages if page is not None),
+                "seconds": seconds,
+                "tiers": tiers,
+            },
+        )
         return LoadResult(job.job_id, job.keys, pages, tiers, seconds)
 
     def _verified(self, slot: _Slot) -> np.ndarray | None:

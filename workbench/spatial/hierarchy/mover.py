@@ -23,6 +23,7 @@ from workbench.spatial.hierarchy.disk_tier import DiskTier
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, slice_checksums
 from workbench.spatial.hierarchy.host_memory import HostMemory, Staging
 from workbench.spatial.hierarchy.io_thread import IoThread, Outcome
+from workbench.spatial.hierarchy.page_file import encode_key
 from workbench.spatial.hierarchy.throttle import TokenBucket
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -82,16 +83,21 @@ class Mover:
         while self._held and self._held[0].ready_at_s <= now_s:
             heapq.heappop(self._held).run()
         self.trim_dram()
+        for entry in self.disk.table.excess():  # the file system charged more than reserved
+            self.evict_disk(entry)
 
     @property
     def num_held(self) -> int:
         """Completions that a throttle holds back."""
         return len(self._held)
 
-    def release_held(self) -> None:
-        """Let every held completion pass now: the hierarchy closes or a tier goes away."""
-        while self._held:
-            heapq.heappop(self._held).run()
+    def release_held(self, tier: str) -> None:
+        """Let a tier's held completions pass now, because the tier goes away."""
+        held = sorted(item for item in self._held if item.tier == tier)
+        self._held = [item for item in self._held if item.tier != tier]
+        heapq.heapify(self._held)
+        for item in held:
+            item.run()
 
     def set_throttle(self, tier: str, mb_s: float) -> None:
         """Change a tier's throttle; what waits now waits proportionally longer or shorter."""
@@ -134,9 +140,7 @@ class Mover:
             return None
         for victim in victims:
             self.evict_dram(victim)
-        entry = Entry(
-            key, num_bytes, num_bytes, checksums, self.next_generation(), State.WRITING
-        )
+        entry = Entry(key, num_bytes, num_bytes, checksums, self.next_generation(), State.WRITING)
         entry.buffer = self.memory.take(num_bytes)
         self.dram.add(entry)
         return entry
@@ -158,29 +162,28 @@ class Mover:
         if self.disk.on and not kept and not demoted:
             self.counters[G3].num_dropped_stores += 1
         self.counters[G2].num_evictions += 1
-        self.emit("evict", {
-            "tier": G2, "key": key_text(victim.key), "num_bytes": victim.page_bytes,
-            "demoted": demoted or kept,
-        })
+        self.emit(
+            "evict",
+            {
+                "tier": G2,
+                "key": key_text(victim.key),
+                "num_bytes": victim.page_bytes,
+                "demoted": demoted or kept,
+            },
+        )
         return demoted or kept
 
     def trim_dram(self) -> tuple[int, int]:
         """Evict until DRAM is within its cap; returns (evicted, of which still on disk)."""
         evicted = demoted = 0
-        if self.dram.used_bytes > self.dram.capacity_bytes:
-            for entry in self.dram.all_entries():
-                if self.dram.used_bytes <= self.dram.capacity_bytes:
-                    break
-                if entry.pins == 0 and entry.state is State.READY:
-                    evicted += 1
-                    demoted += self.evict_dram(entry)
+        for entry in self.dram.excess():
+            evicted += 1
+            demoted += self.evict_dram(entry)
         return evicted, demoted
 
-    def disk_entry(
-        self, key: TierKey, page_bytes: int, checksums: tuple[int, ...]
-    ) -> Entry | None:
+    def disk_entry(self, key: TierKey, page_bytes: int, checksums: tuple[int, ...]) -> Entry | None:
         """A WRITING entry on disk with its room reserved, or None if no room can be made."""
-        charge = self.disk.charge(page_bytes, len(checksums))
+        charge = self.disk.charge(page_bytes, len(checksums), len(encode_key(key)))
         victims = self.disk.table.victims(charge)
         if victims is None:
             return None
@@ -195,49 +198,59 @@ class Mover:
         """Remove an entry and its file from disk."""
         self.disk.table.remove(victim)
         self.counters[G3].num_evictions += 1
-        self.emit("evict", {
-            "tier": G3, "key": key_text(victim.key), "num_bytes": victim.page_bytes,
-            "demoted": self.dram.get(victim.key) is not None,
-        })
+        self.emit(
+            "evict",
+            {
+                "tier": G3,
+                "key": key_text(victim.key),
+                "num_bytes": victim.page_bytes,
+                "demoted": self.dram.get(victim.key) is not None,
+            },
+        )
 
     def write(self, entry: Entry, buffer: np.ndarray) -> None:
         """Write a staged buffer to disk in the background, then publish the entry."""
         disk = self.disk
         disk.table.pin(entry)
 
-        def finish(outcome: Outcome) -> None:
-            ok = not outcome.reason
-            if ok:
-                self.counters[G3].stored(entry.page_bytes, outcome.seconds)
-                disk.table.recharge(entry, outcome.file_bytes)
+        def finish() -> None:
+            if entry.state is State.WRITING:
                 self.publish(G3, entry)
-            else:
+            self.staging.give(buffer)  # only now, so that a slow disk pushes back
+
+        def then(outcome: Outcome) -> None:
+            if outcome.reason:
                 entry.state = State.FAILED
                 disk.table.remove(entry)
                 self.counters[G3].num_dropped_stores += 1
                 self.fault(G3, outcome.reason, entry)
+            else:
+                self.counters[G3].stored(entry.page_bytes, outcome.seconds)
+                disk.table.recharge(entry, outcome.file_bytes)
             disk.table.unpin(entry)
-            self.staging.give(buffer)
-
-        def then(outcome: Outcome) -> None:
             ready_at_s = self.buckets[G3].reserve(entry.page_bytes, outcome.start_s)
-            self.hold(G3, ready_at_s, lambda: finish(outcome))
+            self.hold(G3, ready_at_s, finish)
 
         self.io.submit(lambda: disk.write(entry, buffer, self.clock), then, buffer.nbytes)
 
     def fault(self, tier: str, reason: str, entry: Entry) -> None:
         """Count a fault and tell about it."""
         self.counters[tier].faults[reason] += 1
-        self.emit("tier_fault", {
-            "tier": tier, "reason": reason, "key": key_text(entry.key),
-            "num_bytes": entry.page_bytes,
-        })
+        self.emit(
+            "tier_fault",
+            {
+                "tier": tier,
+                "reason": reason,
+                "key": key_text(entry.key),
+                "num_bytes": entry.page_bytes,
+            },
+        )
 
     def close_disk(self) -> None:
         """Switch disk off: finish its transfers, forget its entries, delete its files."""
         self.io.wait_idle(None)
         self.io.drain()
-        self.release_held()
+        self.release_held(G3)
         for entry in self.disk.table.all_entries():
             self.disk.table.remove(entry)
         self.io.wait_idle(None)
@@ -253,9 +266,7 @@ class Mover:
             self.dram.remove(entry)
         self.memory.set_limit(0)
 
-    def _store_on_disk(
-        self, key: TierKey, page: np.ndarray, checksums: tuple[int, ...]
-    ) -> bool:
+    def _store_on_disk(self, key: TierKey, page: np.ndarray, checksums: tuple[int, ...]) -> bool:
         if self.disk.on and self.staging.fits(page.nbytes):
             entry = self.disk_entry(key, page.nbytes, checksums)
             buffer = self.staging.take(page.nbytes) if entry is not None else None

@@ -63,7 +63,12 @@ def encode_header(record: PageRecord) -> bytes:
 
     def build(header_sum: int) -> bytes:
         head = _HEAD.pack(
-            MAGIC, VERSION, len(record.checksums), record.page_bytes, len(record.key), 0,
+            MAGIC,
+            VERSION,
+            len(record.checksums),
+            record.page_bytes,
+            len(record.key),
+            0,
             header_sum,
         )
         return (head + record.key + sums).ljust(size, b"\0")
@@ -100,7 +105,7 @@ def read_file(path: str, record: PageRecord, page: np.ndarray) -> None:
     header = bytearray(len(expected))
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        got = os.preadv(file, [header, memoryview(page)], 0)  # type: ignore[list-item]
+        got = os.preadv(file, [header, memoryview(page)], 0)  # type: ignore[arg-type]
         while 0 < got < len(header) + page.nbytes:
             if got < len(header):
                 raise PageFault("truncated")
@@ -124,9 +129,15 @@ def fault_reason(error: Exception) -> str:
     if isinstance(error, PageFault):
         return error.reason
     words = {
-        errno.ENOENT: "deleted", errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full",
-        errno.EFBIG: "disk_full", errno.EROFS: "read_only", errno.EACCES: "unreadable",
-        errno.EPERM: "unreadable", errno.ELOOP: "unreadable", errno.EISDIR: "foreign",
+        errno.ENOENT: "deleted",
+        errno.ENOSPC: "disk_full",
+        errno.EDQUOT: "disk_full",
+        errno.EFBIG: "disk_full",
+        errno.EROFS: "read_only",
+        errno.EACCES: "unreadable",
+        errno.EPERM: "unreadable",
+        errno.ELOOP: "unreadable",
+        errno.EISDIR: "foreign",
     }
     return words.get(getattr(error, "errno", 0) or 0, "io_error")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
+from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_tier import DiskTier
 from workbench.spatial.hierarchy.host_memory import MIN_STAGING_BYTES
@@ -60,7 +61,13 @@ def reconfigure(hierarchy: "Hierarchy", settings: TierSettings) -> ConfigureRepo
     num_evicted, num_demoted = _resize_dram(mover, dram_bytes)
     over = mover.dram.used_bytes > dram_bytes
     return ConfigureReport(
-        before[0], dram_bytes, before[1], disk_bytes, num_evicted, num_demoted, num_evicted_disk,
+        before[0],
+        dram_bytes,
+        before[1],
+        disk_bytes,
+        num_evicted,
+        num_demoted,
+        num_evicted_disk,
         sum(entry.pins > 0 for entry in mover.dram.all_entries()) if over else 0,
         clock.now_s() - start_s,
     )
@@ -91,6 +98,7 @@ def _other_path(disk: DiskTier, path: str) -> bool:
 def _open_disk(mover: Mover, disk: DiskTier, clock: Clock) -> None:
     mover.disk = disk
     counters = mover.counters[G3]
+    counters.load_fit, counters.store_fit = TransferFit(), TransferFit()  # another disk
     disk.probe(clock, counters.load_fit, counters.store_fit)
 
 
@@ -102,7 +110,7 @@ def _resize_disk(mover: Mover, disk_bytes: int) -> int:
         for entry in table.all_entries():
             if table.used_bytes <= disk_bytes:
                 break
-            mover.evict_disk(entry)  # also if read now: its deletion is queued behind the read
+            mover.evict_disk(entry)
             evicted += 1
     mover.disk.set_capacity(disk_bytes)
     return evicted
