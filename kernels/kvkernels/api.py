@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +14,10 @@ from kvkernels.layout import PageSpec
 
 Rope = Literal["stored", "at_read"]
 Mass = Literal["page", "token"] | None
+Part = Literal["gather", "dequant", "attention"]
 RopeTable = tuple[Tensor, Tensor]  # cos, sin: [max_positions, head_dim / 2] fp32 each
+
+_NO_SPAN = nullcontext()
 
 
 @dataclass
@@ -92,6 +95,8 @@ class Scratch:
 
     device: torch.device | str = "cpu"
     _buffers: dict[str, Tensor] = field(default_factory=dict)
+    _views: dict[tuple[torch.dtype, int, int], Tensor] = field(default_factory=dict)
+    _arena: tuple[int, int] = (0, 0)
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised tensor; it is valid until the next call with this name."""
@@ -108,6 +113,21 @@ class Scratch:
             self._buffers[name] = buffer
         return buffer[:size_bytes].view(dtype).view(shape)
 
+    def chunks(self, arena: Tensor, dtype: torch.dtype, start: int, width: int) -> Tensor:
+        """View the arena from byte `start` as overlapping rows of `width`, one per element.
+
+        The views of one arena are remembered, because making one costs as much as using it.
+        """
+        identity = (arena.data_ptr(), arena.numel())
+        if identity != self._arena:
+            self._views.clear()
+            self._arena = identity
+        key = (dtype, start, width)
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = chunk_view(arena, dtype, start, width)
+        return view
+
     @property
     def bytes(self) -> int:
         """Bytes held by all buffers."""
@@ -116,6 +136,16 @@ class Scratch:
     def release(self) -> None:
         """Give every buffer back."""
         self._buffers.clear()
+        self._views.clear()
+        self._arena = (0, 0)
+
+
+def chunk_view(arena: Tensor, dtype: torch.dtype, start: int, width: int) -> Tensor:
+    """View the arena from byte `start` as overlapping rows of `width` elements, one per element."""
+    typed = arena.view(dtype)
+    first = start // dtype.itemsize
+    count = typed.numel() - first - width + 1
+    return typed.as_strided((count, width), (1, 1), typed.storage_offset() + first)
 
 
 @dataclass
@@ -131,9 +161,14 @@ class Timers:
         self.gather_s = self.dequant_s = self.attention_s = 0.0
 
     @contextmanager
-    def span(self, part: Literal["gather", "dequant", "attention"]) -> Iterator[None]:
+    def span(self, part: Part) -> Iterator[None]:
         """Add the time of the enclosed block to one part."""
         start = time.perf_counter()
         yield
         elapsed = time.perf_counter() - start
         setattr(self, f"{part}_s", getattr(self, f"{part}_s") + elapsed)
+
+
+def span(timers: Timers | None, part: Part) -> AbstractContextManager[None]:
+    """Time a block where there are timers."""
+    return _NO_SPAN if timers is None else timers.span(part)

@@ -13,6 +13,7 @@ from kvkernels.layout import FORMATS
 
 FP8_MAX = 448.0
 FP16_MAX = 65504.0
+TINY = 2.0**-24  # smallest fp16 scale above zero
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def encode(
     if fmt == "fp32":
         return Encoded(x.to(torch.float32).contiguous().view(torch.uint8))
     if fmt == "fp8_e4m3":
-        return Encoded(_encode_fp8(x.to(torch.float32) / scale, saturated))
+        return Encoded(_encode_fp8(x.to(torch.float32), scale, saturated))
     if fmt == "int8":
         return _encode_int8(x.to(torch.float32))
     if fmt == "int4":
@@ -44,42 +45,43 @@ def encode(
     raise ValueError(f"format {fmt!r} is unknown: choose one of {list(FORMATS)}")
 
 
-def _encode_fp8(x: Tensor, saturated: Tensor | None) -> Tensor:
+def _encode_fp8(x: Tensor, scale: Tensor | float, saturated: Tensor | None) -> Tensor:
     """Round fp32 to e4m3fn, ties to even, with integer arithmetic.
 
     Times 2**-120 the exponent biases of e4m3 and fp32 coincide, subnormals included, so that a
     code is the top of the fp32 bits. torch's own cast is about ten times slower on a CPU.
     """
+    x = x / scale
+    inside = x.clamp(-FP8_MAX, FP8_MAX)
     if saturated is not None:
-        saturated += (x.abs() > FP8_MAX).sum()
-    x = x.clamp(-FP8_MAX, FP8_MAX)
-    bits = (x.abs() * 2.0**-120).view(torch.int32)
-    code = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
-    return torch.where(x < 0, code | 0x80, code).to(torch.uint8)
+        saturated += (inside != x).sum()
+    bits = (inside * 2.0**-120).view(torch.int32)
+    sign = (bits >> 24).bitwise_and_(0x80)
+    bits = bits & 0x7FFFFFFF
+    odd = (bits >> 20).bitwise_and_(1)
+    code = odd.add_(bits).add_(0x7FFFF).bitwise_right_shift_(20).bitwise_or_(sign)
+    return code.to(torch.uint8)
 
 
 def _encode_int8(x: Tensor) -> Encoded:
     """Symmetric, scale = max|x| / 127 rounded to fp16."""
-    scale = (x.abs().amax(-1) / 127).clamp(max=FP16_MAX).to(torch.float16)  # [...]
-    inverse = _safe_reciprocal(scale.to(torch.float32))[..., None]
-    codes = (x * inverse).round_().clamp_(-127, 127).to(torch.int8)
-    return Encoded(codes.view(torch.uint8), scale[None])
+    scale = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)  # [..., 1]
+    scale = scale.mul_(1 / 127).clamp_(TINY, FP16_MAX).to(torch.float16)
+    codes = (x / scale).round_().clamp_(-127, 127).to(torch.int8)
+    return Encoded(codes.view(torch.uint8), scale[None, ..., 0])
 
 
 def _encode_int4(x: Tensor) -> Encoded:
     """Asymmetric over 0..15; byte i holds dims i (low nibble) and i + D/2."""
-    low, high = torch.aminmax(x, dim=-1)
-    minimum = low.clamp(-FP16_MAX, FP16_MAX).to(torch.float16)
-    scale = ((high - minimum.to(torch.float32)) / 15).clamp(0, FP16_MAX).to(torch.float16)
-    inverse = _safe_reciprocal(scale.to(torch.float32))[..., None]
-    codes = ((x - minimum.to(torch.float32)[..., None]) * inverse).round_().clamp_(0, 15)
-    nibbles = codes.to(torch.uint8)
     half = x.shape[-1] // 2
-    return Encoded(nibbles[..., :half] | (nibbles[..., half:] << 4), torch.stack([scale, minimum]))
-
-
-def _safe_reciprocal(scale: Tensor) -> Tensor:
-    return torch.where(scale > 0, 1.0 / scale, 0.0)
+    meta = torch.stack([x.amax(-1), x.amin(-1)])  # [2, ...]
+    minimum = meta[1].clamp_(-FP16_MAX, FP16_MAX).to(torch.float16)
+    meta[0].sub_(minimum).mul_(1 / 15).clamp_(TINY, FP16_MAX)
+    small = meta.to(torch.float16)
+    codes = (x - minimum[..., None]).div_(small[0][..., None]).round_().clamp_(0, 15)
+    nibbles = codes.to(torch.uint8)
+    high = nibbles[..., half:] * 16
+    return Encoded(high.bitwise_or_(nibbles[..., :half]), small)
 
 
 def decode(

@@ -4,7 +4,8 @@ A *row* is one (request, head group): row = r * num_head_groups + g, so that que
 [N * num_head_groups, h, G, D] line up with it. Rows become a few padded batches of similar length.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +30,11 @@ class PlaneIndex:
     """Where a batch's chunks of one storage type start.
 
     data: int64 [planes * B * h * P], in elements of the plane's type, for layer 0.
-    meta: int64 [M * B * h * P], in fp16 elements, for layer 0; None for plain formats.
     """
 
     fmt: str
     planes: int
     data: Tensor
-    meta: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,11 @@ class Batch:
     """Rows padded to one shape: B rows, Q queries, T slots in P pages.
 
     planes: one PlaneIndex for K and V where they share a format, else one each.
+    meta: int64 [B * P], start of a page's metadata (K then V) in fp16 elements, or None.
     queries: rows of q viewed [N * num_head_groups, ...], as a slice or int64 [B * Q].
     out_rows, out_picks: where results go and which of the B * Q they are (None = as `queries`).
-    rows: int64 [B] row numbers. holes: int64, unwritten slot rows of [B * h * P * S] or None.
-    live: bool [B, 1, T], written slots, or None where all are.
+    rows: int64 [B] row numbers. holes: int64, unwritten slot rows of one plane [B * h * P * S] or None.
+    dead: bool [B, 1, T], unwritten slots, or None where all are written.
     bias: fp32 [B * h or B or 1, 1, Q, T] added to scores, or None.
     blind: bool [B, Q], queries that see nothing, or None. real: fp32 [B, Q], 1 for real queries.
     pos: int64 [B, T]; query_pos: int64 [B * Q].
@@ -57,12 +57,13 @@ class Batch:
     num_slots: int
     num_pages: int
     planes: tuple[PlaneIndex, ...]
+    meta: Tensor | None
     queries: slice | Tensor
     out_rows: Tensor | None
     out_picks: Tensor | None
     rows: Tensor
     holes: Tensor | None
-    live: Tensor | None
+    dead: Tensor | None
     bias: Tensor | None
     blind: Tensor | None
     real: Tensor | None
@@ -72,16 +73,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class WriteIndex:
-    """Where new vectors go: element index (layer 0) for each (token, KV head) that is written.
+    """Where new vectors go, as element indices (layer 0), heads of a token together.
 
     picks: int64 rows of k viewed [N * Hkv, D], or None for all in order.
+    data: one index for K then V where they share a format, else one each; meta: alike, [M, ...].
     """
 
     picks: Tensor | None
-    k_data: Tensor
-    v_data: Tensor
-    k_meta: Tensor | None
-    v_meta: Tensor | None
+    data: tuple[Tensor, ...]
+    meta: tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Plan:
     rope: Rope
     rope_table: RopeTable | None
     timers: Timers | None
+    readers: dict[Any, Any] = field(default_factory=dict)  # bound buffers of the batches
 
 
 def make_plan(
@@ -232,6 +233,7 @@ def _make_batch(
         num_slots=slots,
         num_pages=num_pages,
         planes=_plane_indices(spec, pages),
+        meta=_meta_index(spec, pages),
         queries=(
             slice(int(query_rows[0]), int(query_rows[-1]) + 1)
             if straight
@@ -241,7 +243,7 @@ def _make_batch(
         out_picks=None if all_real else torch.from_numpy(np.flatnonzero(real)),
         rows=torch.from_numpy(part),
         holes=_holes(kv, spec.num_kv_heads, padded) if ragged else None,
-        live=torch.from_numpy((np.arange(slots) < kv[:, None])[:, None, :]) if ragged else None,
+        dead=torch.from_numpy((np.arange(slots) >= kv[:, None])[:, None, :]) if ragged else None,
         bias=bias,
         blind=blind,
         real=None if all_real else torch.from_numpy(real.astype(np.float32)),
@@ -303,30 +305,26 @@ def _positions(host: _HostRows, part: np.ndarray, slots: int, tables: StepTables
 def _plane_indices(spec: PageSpec, pages: np.ndarray) -> tuple[PlaneIndex, ...]:
     """Chunk starts of every (plane, row, head, page)."""
     planes = (
-        (spec.k_format, 0, spec.k_row_bytes, spec.k_meta_offset),
-        (spec.v_format, spec.v_offset, spec.v_row_bytes, spec.v_meta_offset),
+        (spec.k_format, 0, spec.k_row_bytes),
+        (spec.v_format, spec.v_offset, spec.v_row_bytes),
     )
     heads = np.arange(spec.num_kv_heads)[:, None]
-    indices = []
-    for fmt, start, row, meta_start in planes:
-        data = pages[:, None, :] + start + heads * (spec.block_size * row)  # [B, h, P]
-        kinds = FORMATS[fmt].meta
-        meta = None
-        if kinds:
-            stride = spec.block_size * META_BYTES
-            kind = np.arange(kinds)[:, None, None, None]
-            meta = pages[:, None, :] + meta_start + (heads * kinds + kind) * stride  # [M, B, h, P]
-        indices.append((fmt, data // DTYPES[fmt].itemsize, meta))
+    starts = []
+    for fmt, start, row in planes:
+        at = pages[:, None, :] + start + heads * (spec.block_size * row)  # [B, h, P]
+        starts.append(at // DTYPES[fmt].itemsize)
     if spec.k_format == spec.v_format:
-        (fmt, k_data, k_meta), (_, v_data, v_meta) = indices
-        both = None if k_meta is None else np.concatenate([k_meta, v_meta])
-        return (_plane_index(fmt, 2, np.stack([k_data, v_data]), both),)
-    return tuple(_plane_index(fmt, 1, data, meta) for fmt, data, meta in indices)
+        return (PlaneIndex(spec.k_format, 2, torch.from_numpy(np.stack(starts).ravel())),)
+    return tuple(
+        PlaneIndex(fmt, 1, torch.from_numpy(at.ravel()))
+        for (fmt, _, _), at in zip(planes, starts, strict=True)
+    )
 
 
-def _plane_index(fmt: str, planes: int, data: np.ndarray, meta: np.ndarray | None) -> PlaneIndex:
-    flat = None if meta is None else torch.from_numpy((meta // META_BYTES).ravel())
-    return PlaneIndex(fmt, planes, torch.from_numpy(data.ravel()), flat)
+def _meta_index(spec: PageSpec, pages: np.ndarray) -> Tensor | None:
+    if not FORMATS[spec.k_format].meta + FORMATS[spec.v_format].meta:
+        return None
+    return torch.from_numpy(((pages + spec.k_meta_offset) // META_BYTES).ravel())
 
 
 def _write_index(spec: PageSpec, tables: StepTables, host: _HostRows) -> WriteIndex | None:
@@ -349,23 +347,25 @@ def _write_index(spec: PageSpec, tables: StepTables, host: _HostRows) -> WriteIn
         picks = torch.from_numpy((token[:, None] * every.size + every).ravel())
     head = np.arange(heads)
 
-    def data(fmt: str, start: int, row: int) -> Tensor:
+    def data(fmt: str, start: int, row: int) -> np.ndarray:
         at = (page + start + inner * row)[..., None] + head * (spec.block_size * row)
-        return torch.from_numpy((at // DTYPES[fmt].itemsize).ravel())
+        return (at // DTYPES[fmt].itemsize).ravel()
 
-    def meta(fmt: str, start: int) -> Tensor | None:
+    def meta(fmt: str, start: int) -> np.ndarray:
         kinds = FORMATS[fmt].meta
-        if not kinds:
-            return None
         kind = np.arange(kinds)[:, None, None, None]
         at = (page + start)[..., None] // META_BYTES + inner[..., None]
-        at = at + (head * kinds + kind) * spec.block_size  # [M, n, groups, h]
-        return torch.from_numpy(at.ravel())
+        return (at + (head * kinds + kind) * spec.block_size).reshape(kinds, page.size * heads)
 
-    return WriteIndex(
-        picks,
+    datas = (
         data(spec.k_format, 0, spec.k_row_bytes),
         data(spec.v_format, spec.v_offset, spec.v_row_bytes),
-        meta(spec.k_format, spec.k_meta_offset),
-        meta(spec.v_format, spec.v_meta_offset),
+    )
+    metas = (meta(spec.k_format, spec.k_meta_offset), meta(spec.v_format, spec.v_meta_offset))
+    if spec.k_format == spec.v_format:
+        datas, metas = (np.concatenate(datas),), (np.concatenate(metas, -1),)  # type: ignore[assignment]
+    return WriteIndex(
+        picks,
+        tuple(torch.from_numpy(at) for at in datas),
+        tuple(torch.from_numpy(at.ravel()) if at.size else None for at in metas),
     )

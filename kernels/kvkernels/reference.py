@@ -1,9 +1,10 @@
 """The torch backend: every operation of the package, fast enough to be the CPU product path."""
 
+import torch
 from torch import Tensor
 
 from kvkernels.api import FormatState
-from kvkernels.attention import attend, chunk_view, merge
+from kvkernels.attention import attend, merge
 from kvkernels.codec import encode
 from kvkernels.layout import FORMATS
 from kvkernels.pages import copy_pages, gather_pages, recode_pages, scatter_pages
@@ -31,24 +32,26 @@ def write_kv(
     index, spec = plan.write, plan.spec
     if index is None:
         return
-    planes = (
-        (k, spec.k_format, index.k_data, index.k_meta, state.k_scale),
-        (v, spec.v_format, index.v_data, index.v_meta, state.v_scale),
-    )
+    rows = [x.reshape(-1, spec.head_dim) for x in (k, v)]
+    if index.picks is not None:
+        rows = [x.index_select(0, index.picks) for x in rows]
+    if len(index.data) == 1:
+        rows = [torch.cat(rows)]
+    scales: list[Tensor | float] = [1.0, 1.0]
+    if FORMATS[spec.k_format].shared_scale or FORMATS[spec.v_format].shared_scale:
+        scales = [state.k_scale[layer], state.v_scale[layer]]
+        if len(rows) == 1:
+            pair = torch.stack([state.k_scale[layer], state.v_scale[layer]])
+            scales = [pair.repeat_interleave(rows[0].shape[0] // 2)[:, None]]
     start = layer * spec.layer_bytes
-    for values, fmt, data_at, meta_at, scale in planes:
-        rows = values.reshape(-1, spec.head_dim)
-        if index.picks is not None:
-            rows = rows.index_select(0, index.picks)
+    for number, values in enumerate(rows):
+        fmt = spec.k_format if number == 0 else spec.v_format
+        code = encode(fmt, values, scales[number], state.saturated)
         dtype = DTYPES[fmt]
-        if dtype.is_floating_point:
-            coded = rows if rows.dtype == dtype else rows.to(dtype)
-            chunk_view(arena, dtype, start, spec.head_dim).index_copy_(0, data_at, coded)
-            continue
-        shared = FORMATS[fmt].shared_scale
-        code = encode(fmt, rows, scale[layer], state.saturated if shared else None)
-        width = code.data.shape[-1]
-        chunk_view(arena, dtype, start, width).index_copy_(0, data_at, code.data.view(dtype))
+        width = spec.head_dim * FORMATS[fmt].bits // 8 // dtype.itemsize
+        target = plan.scratch.chunks(arena, dtype, start, width)
+        target.index_copy_(0, index.data[number], code.data.view(dtype))
+        meta_at = index.meta[number]
         if meta_at is not None and code.meta is not None:
-            target = chunk_view(arena, code.meta.dtype, start, 1)
-            target.index_copy_(0, meta_at, code.meta.reshape(-1, 1))
+            single = plan.scratch.chunks(arena, torch.float16, start, 1)
+            single.index_copy_(0, meta_at, code.meta.view(-1, 1))
