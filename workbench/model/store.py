@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from tokenizers import Tokenizer as RawTokenizer
 from torch import Tensor
 
@@ -25,7 +24,11 @@ from workbench.model.convert import Converted
 from workbench.model.fetch import cache_dir, writing
 from workbench.model.tokenizer import Tokenizer, TokenizerInfo
 
-LAYOUT = 1  # raise it when the meaning of a converted file changes
+_ALIGNMENT = 64
+_DTYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"
+}
+LAYOUT = 2  # raise it when the meaning of a converted file changes
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class ConvertedStore:
         try:
             with safe_open(str(path), framework="pt") as file:
                 meta = file.metadata()
-                tensors = {key: file.get_tensor(key) for key in file.keys()}
+                tensors = {key: _aligned(file.get_tensor(key)) for key in file.keys()}
             return StoredWeights(tensors, json.loads(meta["kinds"]), tuple(json.loads(meta["notes"])))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None  # absent or half a file: the caller converts again
@@ -103,10 +106,7 @@ class ConvertedStore:
         with writing(path.parent, size + (1 << 20)):
             with tempfile.TemporaryDirectory(prefix="write-", dir=path.parent) as folder:
                 part = Path(folder) / "part.safetensors"
-                try:
-                    save_file(converted.tensors, str(part), metadata=meta)
-                except SafetensorError as error:
-                    raise OSError(28 if "No space" in str(error) else 5, str(error)) from error
+                write_aligned(part, converted.tensors, meta)
                 os.replace(part, path)
 
     def _model_folder(self, identity: str) -> Path:
@@ -124,6 +124,36 @@ class ConvertedStore:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             os.replace(part, path)
+
+
+def write_aligned(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file whose large tensors start at multiples of 64 bytes.
+
+    torch's int8 kernel crashes on memory-mapped weights at other addresses, and the usual writer
+    aligns to 8. Tensors whose size breaks the alignment come last.
+    """
+    names = sorted(tensors, key=lambda name: (tensors[name].nbytes % _ALIGNMENT != 0, name))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        end = offset + tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            flat = tensors[name].contiguous().view(-1).view(torch.uint8)
+            file.write(memoryview(flat.numpy()))
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 def _stamp(source: Path) -> str:
