@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-# Before torch is imported anywhere: OpenMP threads of two processes on two cores wait for each other.
+# Before torch is imported: OpenMP threads of two processes on two cores wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest

@@ -119,14 +119,16 @@ def report_install(folder):
     """Print what was found and what is needed; return the problems in the way."""
     gpu = has_nvidia_gpu()
     download_gb, disk_gb = needs(gpu)
-    print("Python    %d.%d.%d (%s)" % (tuple(sys.version_info[:3]) + (sys.executable,)))
+    print("Python    %s (%s)" % (".".join(map(str, sys.version_info[:3])), sys.executable))
     print("GPU       %s" % ("NVIDIA, with CUDA torch" if gpu else "none found: a CPU stands in"))
     print("Download  about %.1f GB (packages and the 98 MB model)" % download_gb)
     free = free_bytes(folder)
     print("Disk      about %.1f GB of %.1f GB free in %s" % (disk_gb, free / 1e9, folder))
     if not gpu:
-        print("          (about %.1f GB if pip's index offers only the CUDA build of torch: see "
-              "README.md, Size)" % CUDA_DISK_GB)
+        print(
+            "          (about %.1f GB if pip's index offers only the CUDA build of torch: see "
+            "README.md, Size)" % CUDA_DISK_GB
+        )
     too_old = version_problem(sys.version_info)
     if too_old:
         return [too_old]

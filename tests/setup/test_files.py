@@ -65,7 +65,7 @@ def test_commands_named_in_the_readme_exist(repo_root: Path) -> None:
     makefile = (repo_root / "Makefile").read_text()
     for path in ("README.md", "docs/benchmarks.md"):
         text = (repo_root / path).read_text()
-        for target in set(re.findall(r"\bmake ([a-z][a-z-]*)\b", text)):
+        for target in set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", text, re.MULTILINE)):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{path}: make {target}"
     help_text = subprocess.run(
         ["make", "help"], cwd=repo_root, capture_output=True, text=True, check=True

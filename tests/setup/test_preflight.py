@@ -52,9 +52,7 @@ def test_ssh_login_gets_the_tunnel_line() -> None:
     environ = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22", "USER": "ada"}
     assert preflight.tunnel_line(environ, 8501) == "ssh -L 8501:localhost:8501 ada@10.0.0.2"
     environ["SSH_CONNECTION"] = "10.0.0.1 50000 10.0.0.2 2222"
-    assert (
-        preflight.tunnel_line(environ, 9000) == "ssh -L 9000:localhost:9000 -p 2222 ada@10.0.0.2"
-    )
+    assert preflight.tunnel_line(environ, 9000) == "ssh -L 9000:localhost:9000 -p 2222 ada@10.0.0.2"
     assert preflight.tunnel_line({}, 8501) is None
 
 

@@ -73,7 +73,7 @@ def describe_machine() -> Machine:
         gpu=gpu,
         kernel=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         triton=_version("triton"),
         threads=torch.get_num_threads(),
         date=_today(),

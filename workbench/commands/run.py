@@ -1,0 +1,110 @@
+"""`workbench run`: serve a workload without the dashboard, then print its figures."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workbench.commands.bench import JsonOption
+from workbench.errors import RequestError, SettingError
+
+if TYPE_CHECKING:
+    from workbench.config import EngineConfig
+    from workbench.engine.protocol import Workload
+    from workbench.lab.headless import Progress
+
+
+def run(
+    workload: Annotated[str, typer.Argument(help="A JSONL file of prompts, or a preset's name.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting.")
+    ] = None,
+    show_text: Annotated[bool, typer.Option("--text", help="Print the answers too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve every request of a workload with a progress bar, then print the figures.
+
+    A line of the file is an object with one of prompt, messages, token_ids, and optionally
+    max_tokens, temperature, top_k, top_p, seed, sample_index, ignore_eos, priority, salt, label.
+    """
+    config = config_from(changes or [])
+    found = find_workload(workload)
+
+    from workbench.lab.figures import print_report, report
+    from workbench.lab.headless import serve
+
+    with ProgressBar(len(found.arrivals)) as progress:
+        result = serve(found, config, progress)
+    if show_text:
+        for answer in result.answers:
+            print(f"[{answer.request_id}] {answer.text or answer.error}", file=sys.stderr)
+    print_report(report(result.figures), as_json=as_json)
+
+
+def config_from(changes: list[str]) -> "EngineConfig":
+    """The default settings with `path=value` changes; SettingError in one sentence."""
+    from workbench.config import EngineConfig, replace_settings
+
+    pairs = {}
+    for change in changes:
+        path, separator, value = change.partition("=")
+        if not separator:
+            raise SettingError(f"--set {change}: give path=value, for example cache.k_format=int8")
+        pairs[path.strip()] = value.strip()
+    return replace_settings(EngineConfig(), pairs)
+
+
+def find_workload(name: str) -> "Workload":
+    """A file of prompts, else a preset by its name; a WorkbenchError otherwise."""
+    path = Path(name)
+    if path.suffix or path.exists():
+        return read_file(path)
+    from workbench.lab.workloads import make_workload
+
+    preset = make_workload(name)
+    return make_workload(name, forever=False) if preset.repeat else preset
+
+
+def read_file(path: Path) -> "Workload":
+    """Every line of the file as a request due at once; a single bad line refuses the file."""
+    from workbench.engine.protocol import Arrival, Workload
+    from workbench.lab.prompts_file import read_prompts
+
+    try:
+        specs, problems = read_prompts(path.read_bytes())
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be read ({error.strerror}): name a JSONL file of prompts or a preset"
+        ) from error
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise RequestError(f"{path.name}, {problems[0]}{more}")
+    if not specs:
+        raise RequestError(f'{path.name} is empty: give a line such as {{"prompt": "Hello"}}')
+    return Workload(name=path.name, arrivals=[Arrival(0.0, spec) for _, spec in specs])
+
+
+class ProgressBar:
+    """A bar on stderr, or nothing where stderr is no terminal."""
+
+    def __init__(self, num_requests: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            *columns, console=self._console, disable=not self._console.is_terminal, transient=True
+        )
+        self._task = self._bar.add_task("loading the model", total=num_requests)
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self._update
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def _update(self, text: str, num_finished: int) -> None:
+        self._bar.update(self._task, description=text, completed=num_finished)
