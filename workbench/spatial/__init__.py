@@ -1,0 +1,1 @@
+"""Where a block's bytes lie: memory tiers and devices."""

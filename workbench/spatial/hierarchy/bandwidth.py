@@ -14,6 +14,7 @@ KEEP = 0.98  # weight an observation keeps per later one: about the last 50 tran
 class TransferFit:
     """Exponentially weighted least squares of seconds = latency + bytes / bandwidth.
 
+    Each transfer also weighs 1 / bytes, so that small ones, which know the latency, are heard.
     While sizes hardly vary the slope cannot be told from the offset: then the latency stays as it
     was and only the bandwidth follows. Noise cannot lift the latency above the fastest transfer.
     """
@@ -22,7 +23,7 @@ class TransferFit:
     seconds_per_byte: float = 0.0
     num_seen: int = 0
     _fastest_s: float = float("inf")
-    _sums: np.ndarray = field(default_factory=lambda: np.zeros(5))  # w, x, y, xx, xy
+    _sums: np.ndarray = field(default_factory=lambda: np.zeros(5))  # of w, wx, wy, wxx, wxy
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -34,19 +35,21 @@ class TransferFit:
         if seconds <= 0 or num_bytes <= 0:
             return
         x, y = float(num_bytes), seconds
-        self._sums = KEEP * self._sums + (1.0, x, y, x * x, x * y)
+        self._sums = KEEP * self._sums + (1.0 / x, 1.0, y / x, x, y)
         self.num_seen += 1
-        self._fastest_s = min(self._fastest_s, 0.9 * seconds)
+        self._fastest_s = min(self._fastest_s, seconds)
         weight, sum_x, sum_y, sum_xx, sum_xy = self._sums.tolist()
         mean_x, mean_y = sum_x / weight, sum_y / weight
         variance = sum_xx / weight - mean_x * mean_x
         if variance > (0.05 * mean_x) ** 2:
             slope = (sum_xy / weight - mean_x * mean_y) / variance
             latency = mean_y - slope * mean_x
-            if slope > 0:
-                self.latency_s = max(0.0, latency)
-        self.latency_s = min(self.latency_s, self._fastest_s)
-        self.seconds_per_byte = (mean_y - self.latency_s) / mean_x
+            if slope > 0 and 0 <= latency <= self._fastest_s:
+                self.latency_s, self.seconds_per_byte = latency, slope
+                return
+            self.latency_s = 0.0 if latency < 0 else self.latency_s
+        self.latency_s = min(self.latency_s, self._fastest_s, 0.9 * mean_y)
+        self.seconds_per_byte = (sum_xy - self.latency_s * sum_x) / sum_xx  # latency fixed
 
     def predict_s(self, num_bytes: int, num_transfers: int) -> float:
         """Seconds that so many transfers of so many bytes together take."""
@@ -54,8 +57,8 @@ class TransferFit:
 
 
 def probe_memory(clock: Clock, load: TransferFit, store: TransferFit, copy: TransferFit) -> None:
-    """Seed the fits of DRAM with checksums and copies of two sizes (a few milliseconds)."""
-    for num_bytes in (64 * 1024, 1024 * 1024):
+    """Seed the fits of DRAM with checksums and copies of three sizes (a few milliseconds)."""
+    for num_bytes in (4 * 1024, 64 * 1024, 1024 * 1024):
         source = np.ones(num_bytes, dtype=np.uint8)
         target = np.zeros(num_bytes, dtype=np.uint8)
         for _ in range(3):

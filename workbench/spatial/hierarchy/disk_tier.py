@@ -24,7 +24,7 @@ from workbench.spatial.hierarchy.page_file import (
 )
 
 KEY_BYTES_HINT = 33
-MIB = 1024 * 1024
+PROBE_BYTES = (4096, 65536, 1048576) * 2
 
 
 class DiskTier:
@@ -126,9 +126,9 @@ class DiskTier:
         return Outcome(reason, start_s, clock.now_s() - start_s)
 
     def probe(self, clock: Clock, load: TransferFit, store: TransferFit) -> None:
-        """Seed the fits with real writes and reads of two sizes (at most about 0.2 s)."""
+        """Seed the fits with real writes and reads of three sizes (at most about 0.2 s)."""
         begin_s = clock.now_s()
-        for generation, page_bytes in enumerate((65536, 65536, MIB, MIB), 1):
+        for generation, page_bytes in enumerate(PROBE_BYTES, 1):
             if clock.now_s() - begin_s > 0.15 or self.charge(page_bytes, 1) > self._cap_bytes:
                 return
             page = np.ones(page_bytes, dtype=np.uint8)

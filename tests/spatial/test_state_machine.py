@@ -1,0 +1,228 @@
+"""Random schedules of everything at once: no wrong bytes, no lost pins, no byte uncounted.
+
+A gate in the I/O thread lets Hypothesis decide what happens before, while and after a transfer.
+"""
+
+import os
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.tier import LoadResult, Lookup
+from workbench.clock import ManualClock
+from workbench.config import TierSettings
+from workbench.spatial.hierarchy import Hierarchy
+from workbench.spatial.hierarchy.faults import FAULTS, inject
+from workbench.spatial.hierarchy.io_thread import Outcome
+
+UNIT = 4096
+MIB = 1024 * 1024
+PREFIX = [bytes([number]) * 32 for number in range(8)]
+PRIVATE = [PrivateKey(r, e, 0, i) for r in "ab" for e in range(3) for i in range(2)]
+keys = st.sampled_from([*PREFIX, *PRIVATE])
+
+
+def page_of(key: TierKey) -> np.ndarray:
+    seed = sum(repr(key).encode())
+    size = (1 + seed % 3) * UNIT
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+PAGES = {key: page_of(key) for key in [*PREFIX, *PRIVATE]}
+
+
+class Tiers(RuleBasedStateMachine):
+    """The engine's calls in any order, with real faults and live changes in between."""
+
+    @initialize(dram=st.integers(0, 6), disk=st.integers(0, 8), seed=st.integers(0, 99))
+    def open(self, dram: int, disk: int, seed: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.clock = ManualClock()
+        self.rng = np.random.default_rng(seed)
+        self.events: list[str] = []
+        self.settings = self.sizes(dram, disk)
+        self.h = Hierarchy(
+            self.settings, UNIT, self.clock, lambda kind, data: self.events.append(kind)
+        )
+        self.jobs: dict[int, list[TierKey]] = {}
+        self.delivered: dict[int, LoadResult] = {}
+        self.stored: set[TierKey] = set()
+        self.damaged = False
+        self.gate: threading.Event | None = None
+
+    def sizes(self, dram: int, disk: int, path: str = "", throttle: float = 0.0) -> TierSettings:
+        return TierSettings(
+            dram_mib=dram * UNIT / MIB,
+            disk_mib=disk * 2 * UNIT / MIB,
+            disk_path=os.path.join(self.folder.name, path) if path else "",
+            dram_throttle_mb_s=throttle,
+            disk_throttle_mb_s=throttle / 2,
+        )
+
+    @rule(key=keys, slices=st.sampled_from([1, 2, 8]))
+    def store(self, key: TierKey, slices: int) -> None:
+        page = PAGES[key].copy()
+        if self.h.store(key, page, slices):
+            self.stored.add(key)
+            if isinstance(key, PrivateKey):
+                self.stored -= {
+                    k for k in PRIVATE if k.request_id == key.request_id and k.epoch < key.epoch
+                }
+        page[:] = 0xEE  # the engine reuses its page at once
+
+    @rule(key=keys)
+    def lookup(self, key: TierKey) -> None:
+        if self.h.lookup(key) is not Lookup.MISS:
+            assert key in self.stored
+
+    @rule(wanted=st.lists(keys, min_size=1, max_size=6))
+    def submit(self, wanted: list[TierKey]) -> None:
+        assert self.h.estimate_load_s(wanted) >= 0
+        self.jobs[self.h.submit_load(wanted)] = wanted
+
+    @rule()
+    def poll(self) -> None:
+        for result in self.h.poll():
+            assert result.job_id in self.jobs and result.job_id not in self.delivered
+            assert result.keys == tuple(self.jobs[result.job_id])
+            self.delivered[result.job_id] = result
+            self.check_pages(result)
+
+    @precondition(lambda self: self.delivered)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.delivered)))
+        self.check_pages(self.delivered.pop(job_id))  # still valid: pinned all the while
+        del self.jobs[job_id]
+        self.h.complete_load(job_id)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.jobs)))
+        del self.jobs[job_id]
+        self.delivered.pop(job_id, None)
+        self.h.cancel_load(job_id)
+
+    @rule(request_id=st.sampled_from("ab"))
+    def drop_private(self, request_id: str) -> None:
+        self.h.drop_private(request_id)
+        self.stored -= {key for key in PRIVATE if key.request_id == request_id}
+
+    @rule()
+    def clear(self) -> None:
+        self.h.clear()
+        self.stored.clear()
+
+    @rule(
+        dram=st.integers(0, 6),
+        disk=st.integers(0, 8),
+        path=st.sampled_from(["", "one", "two"]),
+        throttle=st.sampled_from([0.0, 1.0]),
+    )
+    def configure(self, dram: int, disk: int, path: str, throttle: float) -> None:
+        self.open_gate()  # closing a disk waits for its transfers
+        self.h.configure(self.sizes(dram, disk, path, throttle))
+
+    @rule(kind=st.sampled_from(FAULTS))
+    def fault(self, kind: str) -> None:
+        self.damaged |= inject(self.h, kind, self.rng) is not None
+
+    @rule()
+    def shut_gate(self) -> None:
+        if self.gate is None:
+            gate = self.gate = threading.Event()
+
+            def wait() -> Outcome:
+                gate.wait(30)
+                return Outcome()
+
+            self.h.mover.io.submit(wait, lambda outcome: None)
+
+    @rule()
+    def open_gate(self) -> None:
+        if self.gate is not None:
+            self.gate.set()
+            self.gate = None
+
+    @rule(seconds=st.sampled_from([0.001, 0.02]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @precondition(lambda self: self.gate is None)
+    @rule()
+    def settle(self) -> None:
+        assert self.h.wait_io()
+        self.clock.advance(10.0)
+        self.poll()
+        assert self.h.wait_io()
+        self.poll()
+        assert set(self.delivered) == set(self.jobs)  # every load ends
+        if not self.jobs:
+            stats = self.h.stats()
+            assert stats.staging_used_bytes == 0
+            assert all(tier.pinned_bytes == 0 for tier in stats.tiers)
+        self.h.check_integrity(strict=not self.damaged)
+
+    @invariant()
+    def sound(self) -> None:
+        if not hasattr(self, "h"):
+            return
+        self.h.check_integrity()
+        stats = self.h.stats()
+        disk = stats.tiers[1]
+        if disk.place and self.gate is not None:
+            total = sum(self.blocks(item) for item in os.scandir(disk.place))
+            assert total <= max(disk.capacity_bytes, self.h.mover.disk._cap_bytes)
+        for table in ("G2", "G3"):
+            assert {row[0] for row in self.h.entries(table)} <= self.stored
+
+    def blocks(self, item: "os.DirEntry[str]") -> int:
+        try:
+            return item.stat(follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:
+            return 0
+
+    def check_pages(self, result: LoadResult) -> None:
+        for key, page, tier in zip(result.keys, result.pages, result.tiers, strict=True):
+            assert (page is None) == (tier == "")
+            if page is not None:
+                assert np.array_equal(page, PAGES[key]), "wrong bytes"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "h"):
+            return
+        self.open_gate()
+        place = self.h.stats().tiers[1].place
+        self.h.close()
+        assert not self.h.mover.io.alive
+        assert self.h.mover.memory.live_bytes == 0
+        assert not place or not os.path.exists(place)
+        self.folder.cleanup()
+
+
+TestTiers = Tiers.TestCase
+TestTiers.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.long
+class TestTiersLong(Tiers.TestCase):
+    """The same machine, for longer."""
+
+    settings = settings(
+        max_examples=1500,
+        stateful_step_count=80,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
