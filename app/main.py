@@ -1,0 +1,32 @@
+"""Router of the dashboard: picks the page and loads the little CSS there is."""
+
+import sys
+from pathlib import Path
+
+# `streamlit run app` puts `app/` on the path, not the folder above it.
+ROOT = str(Path(__file__).resolve().parents[1])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+import streamlit as st  # noqa: E402
+
+from app.panels.page import tab_state  # noqa: E402
+from app.text import load_texts  # noqa: E402
+from app.views.live import show_live  # noqa: E402
+
+
+def main() -> None:
+    """Set the page up and run it."""
+    state = tab_state()
+    state.language = st.query_params.get("lang", state.language)
+    texts = load_texts(state.language)
+    st.set_page_config(
+        page_title=texts("page.title"), page_icon=":material/grid_view:", layout="wide",
+        initial_sidebar_state="collapsed",
+    )
+    st.html(Path(__file__).parent / "style.css")
+    live = st.Page(show_live, title=texts("page.live"), url_path="", default=True)
+    st.navigation([live], position="hidden").run()
+
+
+main()

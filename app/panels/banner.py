@@ -1,0 +1,82 @@
+"""The faces of the engine: loading, dead, empty, paused, saturated, thrashing, and viewing."""
+
+import streamlit as st
+
+from app.panels.act import attempt
+from app.panels.knobs import escape
+from app.panels.page import Page, current_page
+from app.panels.quick import show_quick
+from app.panels.work import start_preset
+
+
+def show_face(page: Page) -> None:
+    """One row of constant height: the three buttons, or what stands in their place."""
+    texts, engine = page.texts, page.engine
+    if engine.state == "dead":
+        st.markdown(f":orange[:material/error: {escape(dead_sentence(page))}]", width="stretch")
+        st.button(texts("button.restart"), key="restart", type="primary", on_click=restart,
+                  disabled=not page.is_driver)
+        return
+    if engine.state == "loading":
+        st.markdown(escape(loading_sentence(page)), width="stretch")
+        return
+    if not page.is_driver:
+        st.markdown(escape(texts("state.viewer")), width="stretch")
+        st.button(texts("button.take_over"), key="take_over", on_click=take_over)
+        return
+    if page.snapshot is not None and not page.snapshot.requests:
+        st.button(texts("button.start"), key="start", type="primary", on_click=start_chats,
+                  disabled=page.locked)
+    show_quick(page)
+
+
+def state_sentence(page: Page) -> str:
+    """What a paused, saturated or thrashing engine, a failed tier or a second engine need said."""
+    texts, snapshot = page.texts, page.snapshot
+    told = [texts("state.second_engine")] if page.engine.is_second else []
+    if snapshot is not None:
+        detail = snapshot.state_detail or ""
+        if snapshot.state == "paused":
+            told.append(texts("state.paused"))
+        elif snapshot.state in ("saturated", "thrashing"):
+            told.append(texts(f"state.{snapshot.state}", detail=detail))
+            if snapshot.state == "thrashing":
+                told.append(texts("state.thrashing_hint"))
+        told += [
+            texts("state.tier_failed", tier=tier.name, reason=tier.note)
+            for tier in snapshot.tiers
+            if tier.faults and not tier.enabled and tier.note
+        ]
+    return " ".join(told)
+
+
+def dead_sentence(page: Page) -> str:
+    """Why the engine stopped and what Restart does."""
+    reason = page.engine.death_reason.strip().rstrip(".") + "."
+    return page.texts("state.dead", reason=reason)
+
+
+def loading_sentence(page: Page) -> str:
+    """What is being loaded and how far it is."""
+    detail = page.engine.loading_detail
+    texts = page.texts
+    return texts("state.loading", detail=detail) if detail else texts("state.loading_plain")
+
+
+def restart() -> None:
+    """Callback of *Restart*: a new process goes on where each answer was."""
+    page = current_page()
+    attempt(page, lambda: page.engine.restart())
+
+
+def take_over() -> None:
+    """Callback of *Take over*: this tab drives from now on."""
+    page = current_page()
+    page.engine.take_over(page.state.tab)
+    page.state.seed_again = True
+
+
+def start_chats() -> None:
+    """Callback of the empty state's button."""
+    page = current_page()
+    start_preset(page, "shared_chat")

@@ -1,0 +1,138 @@
+"""The moving picture: what it is given, and what its commands do."""
+
+from typing import Any
+
+import msgspec
+import streamlit as st
+
+from app.components.live_view import live_view
+from app.panels.act import attempt, redo, undo
+from app.panels.page import Page, current_page
+from app.panels.present import go_to, start_presenting
+from app.panels.requests import abort_request, set_shadow
+from app.panels.work import start_preset
+from workbench.errors import WorkbenchError
+
+LIVE_URL = "/live"
+# Commands that change nothing for others: a viewer may give them.
+OWN_VIEW = (
+    "hello", "sync", "select_block", "select_request", "clear_selection", "take_over", "focus_chat",
+    "language",
+)  # fmt: skip
+
+
+def show_part(page: Page, part: str, **layout: Any) -> None:
+    """Mount one part of the picture: strip, stage or side."""
+    live_view(
+        part, key=f"live_{part}", data=picture_data(page, part), on_command=on_command, **layout
+    )
+
+
+def picture_data(page: Page, part: str) -> dict[str, Any]:
+    """What a part is told besides the live frames."""
+    state, history = page.state, page.engine.history
+    marks = [
+        {"time_s": entry.engine_time_s, "label": mark_label(page, entry)}
+        for entry in history.marks()[-20:]
+    ]
+    return {
+        "part": part,
+        "text": page.texts.strings,
+        "lang": page.texts.language,
+        "is_driver": page.is_driver,
+        "num_viewers": page.engine.num_viewers,
+        "selected": state.selected,
+        "selected_request": state.selected_request,
+        "block": selected_block(page) if part == "side" else None,
+        "pages": [{"url": "/", "title": page.texts("page.live"), "active": True}],
+        "marks": marks,
+        "before": {} if history.last is None else msgspec.to_builtins(history.last.numbers),
+        "can_undo": history.can_undo,
+        "can_redo": history.can_redo,
+        "present": bool(state.present_act),
+        "live_url": LIVE_URL,
+        "config_version": history.version,
+        "tab": state.tab,
+    }
+
+
+def mark_label(page: Page, entry: Any) -> str:
+    """A change in a few words, for the sparklines."""
+    from app.text.sentences import change_text
+
+    if entry.request_ids:
+        return page.texts("report.mark_requests", n=len(entry.request_ids))
+    return ", ".join(change_text(page.texts, path, v) for path, v in entry.changes.items())
+
+
+def selected_block(page: Page) -> dict[str, Any] | None:
+    """The selected block as the engine sees it now; None if nothing is selected or it is gone."""
+    selected = page.state.selected
+    if not selected or not page.ready:
+        return None
+    try:
+        view = page.engine.client.inspect(str(selected["tier"]), int(selected["cell"]))
+    except WorkbenchError:
+        page.state.selected = None  # the grid was laid out anew and has no such cell
+        return None
+    block: dict[str, Any] = msgspec.to_builtins(view)
+    return block
+
+
+def on_command(part: str, command: dict[str, Any]) -> None:
+    """Callback of every part: run one command of the picture."""
+    page = current_page()
+    if command.get("tab"):
+        page.state.tab = str(command["tab"])
+        page = current_page()
+    name = str(command.get("name", ""))
+    page.state.seed_again = page.state.seed_again or name == "sync"
+    run_command(page, name, command)
+
+
+def run_command(page: Page, name: str, command: dict[str, Any]) -> None:
+    """One command by its name; an unknown one does nothing."""
+    if name in OWN_VIEW:
+        _own_view(page, name, command)
+    elif name == "undo":
+        undo(page)
+    elif name == "redo":
+        redo(page)
+    elif name == "abort":
+        abort_request(page, str(command["request_id"]))
+    elif name == "shadow":
+        request_id = command.get("request_id")
+        set_shadow(page, None if request_id is None else str(request_id))
+    elif name == "start_workload":
+        start_preset(page, str(command.get("workload") or command.get("value")))
+    elif name == "restart":
+        attempt(page, lambda: page.engine.restart())
+    elif name == "present":
+        start_presenting() if command.get("on") else go_to(0)
+    elif name in ("play", "pause", "step", "speed"):
+        attempt(page, lambda: _transport(page, name, command))
+
+
+def _transport(page: Page, name: str, command: dict[str, Any]) -> None:
+    client = page.engine.client
+    if name == "speed":
+        client.set_speed(min(1.0, max(0.01, float(command["value"]))))
+    else:
+        getattr(client, name)()
+
+
+def _own_view(page: Page, name: str, command: dict[str, Any]) -> None:
+    state = page.state
+    if name == "select_block":
+        state.selected = {"tier": str(command["tier"]), "cell": int(command["cell"])}
+    elif name == "select_request":
+        state.selected_request = str(command["request_id"])
+    elif name == "clear_selection":
+        state.selected, state.selected_request = None, None
+    elif name == "take_over":
+        page.engine.take_over(state.tab)
+        state.seed_again = True
+        state.problem = ""
+    elif name == "language":
+        state.language = str(command.get("value", ""))
+        st.query_params["lang"] = state.language

@@ -1,0 +1,98 @@
+"""The engine as the page sees it: one client, one shared history and one driver a process."""
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from app.driver import Driver
+from app.engine_owner import EngineOwner, get_owner
+from app.panels.history import History
+from workbench.client import EngineClient
+from workbench.clock import RealClock
+from workbench.errors import EngineDied, WorkbenchError
+from workbench.events import Event
+from workbench.snapshot import Snapshot
+
+FOLLOW_AFTER_S = 2.0
+
+
+@dataclass
+class Engine:
+    """What all tabs of this process share."""
+
+    owner: EngineOwner
+    history: History
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine's client."""
+        return self.owner.client
+
+    @property
+    def driver(self) -> Driver:
+        """Who may change settings."""
+        return self.owner.driver
+
+    @property
+    def state(self) -> str:
+        """`loading`, `running` or `dead`."""
+        return str(self.client.state)
+
+    @property
+    def death_reason(self) -> str:
+        """Why the process ended, in one sentence."""
+        return str(self.client.death_reason)
+
+    @property
+    def num_viewers(self) -> int:
+        """Open tabs."""
+        return int(self.driver.num_viewers)
+
+    @property
+    def is_second(self) -> bool:
+        """True if another engine already ran on this machine when this one started."""
+        return bool(getattr(self.owner, "is_second", False))
+
+    @property
+    def loading_detail(self) -> str:
+        """What is being loaded, as far as it is known."""
+        return ""
+
+    def is_driver(self, tab: str) -> bool:
+        """True if this tab may change settings."""
+        return bool(self.driver.is_driver(tab))
+
+    def take_over(self, tab: str) -> None:
+        """Let this tab drive."""
+        self.driver.take_over(tab)
+
+    def snapshot(self) -> Snapshot:
+        """The newest picture; raises EngineDied while there is none."""
+        if self.state == "loading":
+            raise EngineDied("the model is still being loaded")
+        return self.client.snapshot()
+
+    def events(self) -> list[Event]:
+        """All events kept; after the engine's death those of the last picture."""
+        try:
+            return self.client.events_since(0)
+        except WorkbenchError:
+            return list(self.snapshot().events)
+
+    def answer(self, request_id: str) -> str:
+        """Text a request has written so far, empty if it is forgotten."""
+        try:
+            return self.client.outputs(request_id).text
+        except WorkbenchError:
+            return ""
+
+    def restart(self) -> None:
+        """Start a new process that goes on where each answer was."""
+        self.client.restart()
+
+
+@st.cache_resource(show_spinner=False)
+def get_engine() -> Engine:
+    """The one engine of this process, started if it does not run yet."""
+    owner = get_owner()
+    return Engine(owner, History(owner.client, owner.client.config, RealClock()))

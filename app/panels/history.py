@@ -1,0 +1,192 @@
+"""The one stack of applied changes that all tabs share, with undo and redo.
+
+A tab states the version it has seen; a change made against an older version is refused with one
+sentence, so that two tabs never overwrite each other unseen.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from workbench.clock import Clock
+from workbench.config import EngineConfig, replace_settings
+from workbench.errors import SettingError
+from workbench.snapshot import ApplyReport, Number, Snapshot
+
+COALESCE_S = 0.5
+MAX_ENTRIES = 200
+
+
+class Applier(Protocol):
+    """What the stack needs of an engine's client."""
+
+    def apply(self, changes: dict[str, Any]) -> ApplyReport:
+        """Change settings and say what was done."""
+
+    def snapshot(self) -> Snapshot:
+        """The newest picture of the engine."""
+
+    def abort(self, request_id: str) -> bool:
+        """Stop one request."""
+
+
+class ConflictError(SettingError):
+    """Another tab changed a setting first; the message is the paths that were to change."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One undoable change: settings, or requests that were started together.
+
+    `numbers` are the figures just before it; `engine_time_s` is its place on the sparklines.
+    """
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    previous: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    request_ids: tuple[str, ...] = ()
+    start_requests: Callable[[], list[str]] | None = None
+    report: ApplyReport | None = None
+    numbers: dict[str, Number] = field(default_factory=dict)
+    engine_time_s: float = 0.0
+    at_s: float = 0.0
+
+
+class History:
+    """Applied changes of one engine; every method may be called from any tab's thread."""
+
+    def __init__(self, client: Applier, config: EngineConfig, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._done: list[Entry] = []
+        self._undone: list[Entry] = []
+        self.config = config
+        self.version = 0
+
+    def apply(self, changes: dict[str, Any], seen_version: int, label: str = "") -> ApplyReport:
+        """Apply `changes` at once; raises ConflictError if `seen_version` is old.
+
+        The same settings changed again within half a second are one entry: one undo, one mark.
+        """
+        with self._lock:
+            if seen_version != self.version:
+                raise ConflictError(", ".join(changes))
+            wanted = replace_settings(self.config, changes)  # validates before anything is sent
+            entry = self._send(changes, label)
+            last = self._done[-1] if self._done else None
+            if last and self._continues(last, entry):
+                merged = {**entry.previous, **last.previous}
+                self._done[-1] = replace(entry, previous=merged, numbers=last.numbers)
+            else:
+                self._done = [*self._done[-MAX_ENTRIES + 1 :], entry]
+            self._undone.clear()
+            self.config = wanted
+            assert entry.report is not None
+            return entry.report
+
+    def start(self, start_requests: Callable[[], list[str]], label: str) -> list[str]:
+        """Start requests as an undoable change; undo aborts them, redo starts them again."""
+        with self._lock:
+            numbers, time_s = self._figures()
+            ids = start_requests()
+            self._done.append(
+                Entry(
+                    label=label,
+                    request_ids=tuple(ids),
+                    start_requests=start_requests,
+                    numbers=numbers,
+                    engine_time_s=time_s,
+                    at_s=self._clock.now_s(),
+                )
+            )
+            self._undone.clear()
+            return ids
+
+    def undo(self) -> Entry | None:
+        """Take the newest change back; None if there is none."""
+        with self._lock:
+            if not self._done:
+                return None
+            entry = self._done[-1]
+            if entry.changes:
+                report = self._client.apply(entry.previous)
+                self.config = replace_settings(self.config, entry.previous)
+                self.version += 1
+                entry = replace(entry, report=report)
+            for request_id in entry.request_ids:
+                self._client.abort(request_id)
+            self._undone.append(self._done.pop())
+            return entry
+
+    def redo(self) -> Entry | None:
+        """Make the change that was taken back last again; None if there is none."""
+        with self._lock:
+            if not self._undone:
+                return None
+            entry = self._undone[-1]
+            if entry.start_requests is not None:
+                again = replace(entry, request_ids=tuple(entry.start_requests()))
+            else:
+                again = self._send(entry.changes, entry.label)
+                self.config = replace_settings(self.config, entry.changes)
+            self._undone.pop()
+            self._done.append(again)
+            return again
+
+    @property
+    def can_undo(self) -> bool:
+        """True if there is something to take back."""
+        return bool(self._done)
+
+    @property
+    def can_redo(self) -> bool:
+        """True if something was taken back and can be made again."""
+        return bool(self._undone)
+
+    @property
+    def last(self) -> Entry | None:
+        """The newest change that stands."""
+        return self._done[-1] if self._done else None
+
+    @property
+    def next(self) -> Entry | None:
+        """What redo would make again."""
+        return self._undone[-1] if self._undone else None
+
+    def marks(self) -> list[Entry]:
+        """Changes that stand, oldest first."""
+        with self._lock:
+            return list(self._done)
+
+    def follow(self, settings: dict[str, Any]) -> None:
+        """Take over settings that changed elsewhere (a restart, another program)."""
+        with self._lock:
+            config = replace_settings(EngineConfig(), settings)
+            if config != self.config:
+                self.config = config
+                self.version += 1
+
+    def _send(self, changes: dict[str, Any], label: str) -> Entry:
+        numbers, time_s = self._figures()
+        report = self._client.apply(changes)
+        self.version += 1
+        return Entry(
+            changes=dict(report.changes) or dict(changes),
+            previous=dict(report.previous),
+            label=label,
+            report=report,
+            numbers=numbers,
+            engine_time_s=time_s,
+            at_s=self._clock.now_s(),
+        )
+
+    def _figures(self) -> tuple[dict[str, Number], float]:
+        snapshot = self._client.snapshot()
+        return dict(snapshot.numbers), snapshot.time_s
+
+    def _continues(self, last: Entry, entry: Entry) -> bool:
+        return last.changes.keys() == entry.changes.keys() and bool(entry.changes) and (
+            entry.at_s - last.at_s <= COALESCE_S
+        )

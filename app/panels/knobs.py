@@ -1,0 +1,204 @@
+"""The knobs, made from the settings' metadata: three groups, four each, the rest under "more"."""
+
+import dataclasses
+from typing import Any
+
+import streamlit as st
+
+from app.panels.act import apply_changes, attempt, sentence
+from app.panels.page import Page, current_page
+from app.text.sentences import change_text, preview_sentence, setting_label, value_text
+from workbench.config import all_settings, get_setting
+from workbench.errors import WorkbenchError
+
+GROUPS = ("T", "S", "X")
+MAX_MAIN = 4
+Field = "dataclasses.Field[Any]"
+
+
+def knob_key(path: str) -> str:
+    """Widget key of a setting."""
+    return "knob_" + path.replace(".", "_")
+
+
+def group_paths(dim: str) -> tuple[list[str], list[str]]:
+    """Paths of one dimension: those always shown, and those under "more"."""
+    paths = [path for path, item in all_settings().items() if item.metadata["dim"] == dim]
+    main = [path for path in paths if all_settings()[path].metadata["main"]][:MAX_MAIN]
+    return main, [path for path in paths if path not in main]
+
+
+def show_knobs(page: Page) -> None:
+    """The whole column of knobs with the answer below."""
+    _seed(page)
+    for dim in GROUPS:
+        main, more = group_paths(dim)
+        with st.container(key=f"group_{dim}", gap=None):
+            st.markdown(
+                f":{_COLOURS[dim]}-badge[{dim}] **{page.texts('group.' + dim)}**",
+                help=page.texts(f"group.{dim}_help"),
+            )
+            for path in main:
+                _knob(page, path)
+            with st.expander(page.texts("group.more"), key=f"more_{dim}"):
+                for path in more:
+                    _knob(page, path)
+    _, rest = group_paths("-")
+    with st.container(key="group_M", gap=None), st.expander(page.texts("group.-"), key="more_M"):
+        for path in rest:
+            _knob(page, path)
+
+
+_COLOURS = {"T": "red", "S": "violet", "X": "green"}
+
+
+def show_answer(page: Page) -> None:
+    """One place, of constant height: what Apply would do, what a change did, or what went wrong."""
+    state, texts = page.state, page.texts
+    with st.container(key="answer", gap="xsmall"):
+        if state.pending:
+            st.caption(_preview(page))
+        elif state.problem:
+            st.caption(f":orange[:material/warning: {escape(state.problem)}]")
+        else:
+            st.caption(escape(state.answer) or texts("report.start"))
+        with st.container(horizontal=True, gap="xsmall", key="answer_buttons"):
+            st.button(
+                texts("button.apply"), key="apply", type="primary", on_click=apply_pending,
+                disabled=page.locked or not state.pending,
+            )
+            st.button(
+                texts("button.discard"), key="discard", on_click=discard_pending,
+                disabled=not state.pending,
+            )
+
+
+def apply_pending() -> None:
+    """Callback of *Apply*: all waiting changes as one."""
+    page = current_page()
+    if page.state.pending and apply_changes(page, dict(page.state.pending)):
+        page.state.pending.clear()
+
+
+def discard_pending() -> None:
+    """Callback of *Discard*: the knobs show the engine's values again."""
+    page = current_page()
+    page.state.pending.clear()
+    page.state.problem = ""
+    page.state.seed_again = True
+
+
+def knob_changed(path: str) -> None:
+    """Callback of every knob: hot settings apply at once, the others wait for *Apply*."""
+    page = current_page()
+    value = _from_widget(path, st.session_state[knob_key(path)])
+    current = get_setting(page.engine.history.config, path)
+    if value is None or value == current:
+        page.state.pending.pop(path, None)
+        return
+    if all_settings()[path].metadata["change"] == "hot":
+        apply_changes(page, {path: value})
+        return
+    page.state.problem = ""
+    if attempt(page, lambda: None):
+        page.state.pending[path] = value
+        page.state.seed_again = False
+
+
+def _preview(page: Page) -> str:
+    waiting = ", ".join(
+        change_text(page.texts, path, value) for path, value in page.state.pending.items()
+    )
+    try:
+        report = page.engine.client.preview(dict(page.state.pending))
+    except WorkbenchError as error:
+        return f":orange[:material/warning: {escape(sentence(str(error)))}]"
+    told = preview_sentence(page.texts, report)
+    return f"{escape(page.texts('report.pending', what=waiting))}. {escape(told)}"
+
+
+def _seed(page: Page) -> None:
+    """Put the engine's values into the widgets when they changed elsewhere."""
+    history, state = page.engine.history, page.state
+    if state.seeded_version == history.version and not state.seed_again:
+        return
+    for path in all_settings():
+        value = state.pending.get(path, get_setting(history.config, path))
+        st.session_state[knob_key(path)] = _to_widget(path, value)
+    state.seeded_version = state.seen_version = history.version
+    state.seed_again = False
+
+
+def _knob(page: Page, path: str) -> None:
+    item = all_settings()[path]
+    meta = item.metadata
+    common: dict[str, Any] = dict(
+        label=setting_label(page.texts, path),
+        key=knob_key(path),
+        help=page.texts.get(f"knob.{path}.help") or None,
+        disabled=page.locked,
+        on_change=knob_changed,
+        args=(path,),
+    )
+    if isinstance(item.default, bool):
+        st.toggle(**common)
+    elif meta["choices"]:
+        st.selectbox(
+            options=list(meta["choices"]),
+            format_func=lambda value: value_text(page.texts, path, value),
+            **common,
+        )
+    elif isinstance(item.default, str):
+        st.text_input(max_chars=400, **common)
+    elif meta["main"]:
+        st.select_slider(
+            options=slider_steps(path, get_setting(page.engine.history.config, path),
+                                 page.state.pending.get(path)),
+            format_func=lambda value: value_text(page.texts, path, value),
+            **common,
+        )
+    else:
+        whole = isinstance(item.default, int)
+        kind = int if whole else float
+        st.number_input(
+            min_value=kind(meta["low"]), max_value=kind(meta["high"]),
+            step=1 if whole else _step(meta["high"]), **common,
+        )
+
+
+def slider_steps(path: str, *also: Any) -> list[Any]:
+    """Stops of a slider: powers of two within the range, 0 where it means off, and `also`."""
+    item = all_settings()[path]
+    low, high, kind = item.metadata["low"], item.metadata["high"], type(item.default)
+    stops = {kind(2**power) for power in range(41) if low <= 2**power <= high}
+    if low == 0:
+        stops = {stop for stop in stops if stop >= 8} | {kind(0)}
+    elif low < 1:
+        stops |= {kind(2.0**-power) for power in (1, 2) if 2.0**-power >= low}
+    limit = {"cache.hbm_budget_mib": 4096, "tiers.dram_mib": 4096}.get(path)
+    if limit:
+        stops = {stop for stop in stops if stop <= limit}
+    stops |= {kind(value) for value in also if value is not None}
+    return sorted(stops)
+
+
+def _step(high: float) -> float:
+    return 0.01 if high <= 1 else 1.0
+
+
+def _to_widget(path: str, value: Any) -> Any:
+    return value
+
+
+def _from_widget(path: str, value: Any) -> Any:
+    default = all_settings()[path].default
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def escape(text: str) -> str:
+    """`text` without meaning to Markdown, so that names and errors show as they are."""
+    for mark in ("\\", "`", "*", "_", "[", "]", "$", "<", "#", "~", ":"):
+        text = text.replace(mark, "\\" + mark)
+    return text

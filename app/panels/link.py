@@ -1,0 +1,71 @@
+"""Settings in the address bar: the difference from the fixed defaults, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from workbench.config import EngineConfig, all_settings, difference, get_setting, replace_settings
+from workbench.errors import SettingError
+
+# Where files lie and how many cores there are is a matter of the machine, not of a link.
+LOCAL_SETTINGS = ("model.path", "model.num_threads", "tiers.disk_path")
+OTHER_PARAMS = ("lang",)
+
+
+@dataclass(frozen=True)
+class LinkContent:
+    """What an address asks for: the settings it names, and one sentence if some are unknown."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def link_params(config: EngineConfig) -> dict[str, str]:
+    """Query parameters of `config`: what differs from the defaults and is not local."""
+    changes = difference(config, EngineConfig())
+    return {
+        path: _to_text(value) for path, value in changes.items() if path not in LOCAL_SETTINGS
+    }
+
+
+def read_link(params: Mapping[str, str]) -> LinkContent:
+    """Settings in a query; a bad one is left out and named in `error`, the others stand."""
+    changes: dict[str, Any] = {}
+    error = ""
+    for path, text in params.items():
+        if path in OTHER_PARAMS:
+            continue
+        if path in LOCAL_SETTINGS:
+            error = error or f"{path} belongs to a machine and is not taken from a link"
+            continue
+        try:
+            config = replace_settings(EngineConfig(), {path: text})
+        except SettingError as refusal:
+            error = error or str(refusal)
+            continue
+        changes[path] = get_setting(config, path)
+    return LinkContent(changes, error)
+
+
+def link_changes(content: LinkContent, config: EngineConfig) -> dict[str, Any]:
+    """What applying a link would change: its settings, and defaults for what it does not name."""
+    wanted = {
+        path: content.changes.get(path, get_setting(EngineConfig(), path))
+        for path in all_settings()
+        if path not in LOCAL_SETTINGS
+    }
+    return {path: value for path, value in wanted.items() if get_setting(config, path) != value}
+
+
+def link_address(base: str, config: EngineConfig) -> str:
+    """The whole address that shows `config`."""
+    params = link_params(config)
+    base = base.split("?")[0].split("#")[0]
+    return f"{base}?{urlencode(params)}" if params else base
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,83 @@
+"""What one run of the page works with: texts, client, shared history, and this tab's own state."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import streamlit as st
+
+from app.panels.engine import Engine, get_engine
+from app.text import DEFAULT_LANGUAGE, Texts, load_texts
+from workbench.errors import WorkbenchError
+from workbench.snapshot import Snapshot
+
+
+@dataclass
+class TabState:
+    """State of one browser tab, kept in its Streamlit session."""
+
+    tab: str = ""  # the id the browser keeps for this tab, known after its first command
+    language: str = DEFAULT_LANGUAGE
+    seen_version: int = -1
+    seeded_version: int = -1
+    seed_again: bool = True
+    pending: dict[str, Any] = field(default_factory=dict)
+    answer: str = ""  # what the last change did
+    problem: str = ""  # one sentence about what could not be done
+    selected: dict[str, Any] | None = None
+    selected_request: str | None = None
+    present_act: int = 0  # 0 = not presenting
+    present_undo: int = 0
+    chat: list[tuple[str, str]] = field(default_factory=list)  # (what was said, request id)
+    url: dict[str, str] | None = None  # the settings this tab last wrote to its address
+    offer: dict[str, Any] = field(default_factory=dict)
+    offer_error: str = ""
+    acted: bool = False  # a control was used in this run
+    upload_report: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One run of the page."""
+
+    texts: Texts
+    engine: Engine
+    state: TabState
+    snapshot: Snapshot | None
+    is_driver: bool
+
+    @property
+    def ready(self) -> bool:
+        """True if commands can be sent."""
+        return self.engine.state == "running"
+
+    @property
+    def locked(self) -> bool:
+        """True if this tab's controls only show values."""
+        return not self.is_driver or not self.ready
+
+
+def tab_state() -> TabState:
+    """This tab's state, made on first use."""
+    if "tab_state" not in st.session_state:
+        st.session_state["tab_state"] = TabState()
+    state: TabState = st.session_state["tab_state"]
+    return state
+
+
+def open_page() -> Page:
+    """Collect what a run needs; the engine is started on the first call of the process."""
+    state = tab_state()
+    engine = get_engine()
+    snapshot: Snapshot | None = None
+    try:
+        snapshot = engine.snapshot()
+    except WorkbenchError:
+        snapshot = None  # loading or dead: its face is shown instead
+    return Page(load_texts(state.language), engine, state, snapshot, engine.is_driver(state.tab))
+
+
+def current_page() -> Page:
+    """The page for a callback: as `open_page`, and the run counts as caused by a control."""
+    page = open_page()
+    page.state.acted = True
+    return page

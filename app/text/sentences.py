@@ -1,0 +1,114 @@
+"""Events, previews and reports as plain sentences."""
+
+from typing import Any
+
+from app.text import Texts
+from workbench.config import all_settings
+from workbench.events import Event
+from workbench.snapshot import ApplyReport
+
+
+def event_sentence(texts: Texts, event: Event) -> str:
+    """What happened, in plain words, from the event's kind and numbers.
+
+    A kind's template may have variants, `event.KIND.VARIANT`, chosen by `data["how"]`,
+    `data["what"]` or `data["to_tier"]`.
+    """
+    data: dict[str, Any] = {key: _plain(texts, key, value) for key, value in event.data.items()}
+    data["request"] = event.request_id
+    key = f"event.{event.kind}.default"
+    for name in ("what", "how", "to_tier", "kind"):
+        variant = f"event.{event.kind}.{event.data.get(name, '')}"
+        if variant in texts.strings:
+            key = variant
+            break
+    return texts(key, **data)
+
+
+def setting_label(texts: Texts, path: str) -> str:
+    """Name of a setting as its knob shows it."""
+    return texts.get(f"knob.{path}.label", path.split(".")[-1].replace("_", " "))
+
+
+def value_text(texts: Texts, path: str, value: Any) -> str:
+    """A setting's value with its unit, as a person reads it."""
+    choice = texts.get(f"choice.{value}")
+    if choice:
+        return choice
+    if isinstance(value, bool):
+        return texts("choice.on" if value else "choice.off")
+    unit = all_settings()[path].metadata["unit"].split(" ")[0]
+    if value == 0 and path in ("tiers.dram_mib", "tiers.disk_mib"):
+        return texts("choice.off")
+    number = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{number} {unit}".strip()
+
+
+def change_text(texts: Texts, path: str, value: Any) -> str:
+    """One change as `K format int8`."""
+    return f"{setting_label(texts, path)} {value_text(texts, path, value)}"
+
+
+def preview_sentence(texts: Texts, report: ApplyReport) -> str:
+    """What an apply would do: "int8: 1.9 x blocks; 130 of 182 blocks re-encoded, about 40 ms"."""
+    name = ", ".join(value_text(texts, path, value) for path, value in report.changes.items())
+    parts = []
+    if report.blocks_before and report.blocks_after != report.blocks_before:
+        ratio = report.blocks_after / report.blocks_before
+        parts.append(texts("report.ratio", ratio=f"{ratio:.1f}"))
+    parts += _effects(texts, report)
+    kinds = set(report.kinds.values())
+    for kind in ("restart", "rebuild"):
+        if kind in kinds:
+            parts.append(texts(f"report.{kind}"))
+    if report.milliseconds >= 0.5:
+        parts.append(texts("report.about", ms=f"{report.milliseconds:.0f}"))
+    return f"{name}: " + ("; ".join(parts) if parts else texts("report.at_once")) + "."
+
+
+def report_sentence(texts: Texts, report: ApplyReport) -> str:
+    """What an apply did, with its time."""
+    name = ", ".join(change_text(texts, path, value) for path, value in report.changes.items())
+    parts = [name or texts("report.nothing")]
+    if report.blocks_before and report.blocks_after != report.blocks_before:
+        parts.append(
+            texts("report.blocks", before=report.blocks_before, after=report.blocks_after)
+        )
+    parts += _effects(texts, report)
+    parts.append(texts("report.took", ms=f"{report.milliseconds:.0f}"))
+    return "; ".join(parts) + "."
+
+
+def _effects(texts: Texts, report: ApplyReport) -> list[str]:
+    """Blocks re-encoded and dropped, requests sent back, and the engine's own notes."""
+    parts = []
+    if report.num_recoded_blocks:
+        key = "report.recoded_of" if report.blocks_before else "report.recoded"
+        parts.append(texts(key, n=report.num_recoded_blocks, of=report.blocks_before))
+    if report.num_evicted_blocks:
+        parts.append(texts("report.evicted", n=report.num_evicted_blocks))
+    if report.num_preempted_requests:
+        parts.append(texts("report.preempted", n=report.num_preempted_requests))
+    return parts + [note.rstrip(".") for note in report.notes]
+
+
+def _plain(texts: Texts, key: str, value: Any) -> str:
+    """One number of an event as a person reads it."""
+    if key.endswith("_bytes") and isinstance(value, (int, float)):
+        return bytes_text(value)
+    if key in ("to_tier", "tier"):
+        return texts.get(f"tier.{value}", str(value))
+    if key == "changes" and isinstance(value, dict):
+        return ", ".join(change_text(texts, path, new) for path, new in value.items())
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 10 else f"{value:.1f}"
+    return str(value)
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A size with a binary unit, three significant digits."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} GiB"

@@ -1,0 +1,57 @@
+"""The page *Live*: knobs, moving picture, inspector."""
+
+import streamlit as st
+
+from app.panels.banner import show_face, state_sentence
+from app.panels.canvas import show_part
+from app.panels.copying import show_before_after, show_copy
+from app.panels.files import show_files
+from app.panels.knobs import escape, show_answer, show_knobs
+from app.panels.link_panel import read_address, show_offer, write_address
+from app.panels.page import Page, open_page
+from app.panels.present import show_present, start_presenting
+from app.panels.requests import show_request
+from app.panels.terms import show_terms
+from app.panels.work import show_chat, show_work
+
+KNOBS_PX, SIDE_PX = 264, 300
+
+
+def show_live() -> None:
+    """Draw the page once; live data moves inside the picture without another run."""
+    page = open_page()
+    read_address(page)
+    with st.container(key="strip", gap=None):
+        show_part(page, "strip")
+    show_offer(page)
+    show_present(page)
+    with st.container(key="columns", horizontal=True, wrap=False, gap="small"):
+        if not page.state.present_act:
+            with st.container(key="knobs", width=KNOBS_PX, gap=None):
+                show_answer(page)
+                with st.container(key="knob_groups", gap=None):
+                    show_knobs(page)
+        with st.container(key="middle", width="stretch", gap="xsmall"):
+            _toolbar(page)
+            show_part(page, "stage")
+        with st.container(key="right", width=SIDE_PX, gap="xsmall"):
+            with st.container(key="side", gap=None):
+                show_part(page, "side")
+            show_chat(page)
+    write_address(page)
+
+
+def _toolbar(page: Page) -> None:
+    with st.container(key="toolbar", horizontal=True, gap="xsmall", vertical_alignment="center"):
+        show_face(page)
+        show_work(page)
+        show_request(page)
+        show_before_after(page)
+        show_copy(page)
+        show_files(page)
+        show_terms(page)
+        st.button(page.texts("button.present"), key="present", on_click=start_presenting,
+                  disabled=page.locked or bool(page.state.present_act))
+    told = state_sentence(page)
+    if told:
+        st.caption(escape(told))
