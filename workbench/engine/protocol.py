@@ -1,0 +1,279 @@
+"""Messages between a client and the engine process; msgpack on three private ipc sockets.
+
+    commands   ROUTER <-> DEALER   Command -> Reply, in any order, matched by `call_id`
+    frames     XPUB   ->  SUB      frames of `workbench.snapshot`; the newest replaces older ones
+    outputs    XPUB   ->  SUB      Announcement | OutputBatch, none lost
+
+The sockets live in a directory that only its user may enter. Nothing here imports torch.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from workbench import errors
+from workbench.request import RequestOutput, RequestSpec
+
+WELCOME = b"welcome"  # first message of a publisher: the subscription stands, nothing is missed
+FRAME_INTERVAL_S = 0.1
+IDLE_FRAME_INTERVAL_S = 1.0
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Add one request; answered with its id."""
+
+    spec: RequestSpec
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Stop one request; answered with whether it was there."""
+
+    request_id: str
+
+
+class ClearRequests(msgspec.Struct, frozen=True, tag=True):
+    """Stop every request and every workload; answered with how many requests were stopped."""
+
+
+class Apply(msgspec.Struct, frozen=True, tag=True):
+    """Change settings (path to value); answered with an ApplyReport."""
+
+    changes: dict[str, Any]
+
+
+class Preview(msgspec.Struct, frozen=True, tag=True):
+    """Say what `Apply` would do; answered with an ApplyReport."""
+
+    changes: dict[str, Any]
+
+
+class Play(msgspec.Struct, frozen=True, tag=True):
+    """Run steps on and on."""
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Stop after the running step; the metrics' clock stands still."""
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """Pause and run one step; answered with whether there was work."""
+
+
+class SetSpeed(msgspec.Struct, frozen=True, tag=True):
+    """1 = as fast as it runs; 0.1 = a step takes ten times its time."""
+
+    speed: float
+
+
+class GetSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Answered with a Snapshot."""
+
+
+class GetFrame(msgspec.Struct, frozen=True, tag=True):
+    """Answered with one frame's bytes."""
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Answered with a BlockView."""
+
+    tier: str
+    cell: int
+
+
+class EventsSince(msgspec.Struct, frozen=True, tag=True):
+    """Answered with the events after `seq`, oldest first."""
+
+    seq: int
+
+
+class StartShadow(msgspec.Struct, frozen=True, tag=True):
+    """Also compute one request in full precision."""
+
+    request_id: str
+
+
+class StopShadow(msgspec.Struct, frozen=True, tag=True):
+    """End the shadow computation."""
+
+
+class Check(msgspec.Struct, frozen=True, tag=True):
+    """Check the invariants; answered with an IntegrityView."""
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """One request of a workload, due `at_s` seconds after its start.
+
+    `follows` >= 0 is a later turn: it is due when that arrival has finished, its messages are put
+    after that conversation and its answer.
+    """
+
+    at_s: float
+    spec: RequestSpec
+    follows: int = -1
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests and when they arrive.
+
+    `max_in_flight` > 0 holds back arrivals while so many requests of this workload are unfinished.
+    `repeat` starts over when all have arrived, with other sampling seeds.
+    """
+
+    name: str
+    arrivals: list[Arrival]
+    max_in_flight: int = 0
+    repeat: bool = False
+
+
+class StartWorkload(msgspec.Struct, frozen=True, tag=True):
+    """Start a workload; answered with the ids of the requests submitted at once.
+
+    `first_index` > 0 goes on after a restart: the arrivals before it were submitted already, and
+    `in_flight` tells those unfinished (request id to arrival).
+    """
+
+    workload: Workload
+    first_index: int = 0
+    in_flight: dict[str, int] = {}
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the process."""
+
+
+Body = (
+    Submit | Abort | ClearRequests | Apply | Preview | Play | Pause | Step | SetSpeed | GetSnapshot
+    | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload | Shutdown
+)  # fmt: skip
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What a client sends; the reply carries the same `call_id`."""
+
+    call_id: int
+    body: Body
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """`value` is the msgpack of the answer; if `error` is set it is one sentence for the user."""
+
+    call_id: int
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str = ""
+    error_kind: str = ""
+
+
+class Announcement(msgspec.Struct, frozen=True, tag=True):
+    """A request was accepted; sent before its first token.
+
+    `fresh`: tokens received before belong to another vocabulary and are void.
+    """
+
+    request_id: str
+    spec: RequestSpec
+    workload: str = ""
+    workload_index: int = -1
+    fresh: bool = False
+
+
+class OutputBatch(msgspec.Struct, frozen=True, tag=True):
+    """New tokens of one step."""
+
+    outputs: list[RequestOutput]
+
+
+class WorkloadStarted(msgspec.Struct, frozen=True, tag=True):
+    """A workload runs from arrival `first_index` on."""
+
+    workload: Workload
+    first_index: int = 0
+
+
+class WorkloadEnded(msgspec.Struct, frozen=True, tag=True):
+    """Nothing more of this workload will arrive."""
+
+    name: str
+
+
+Published = Announcement | OutputBatch | WorkloadStarted | WorkloadEnded
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process is started with, as a file in its socket directory.
+
+    `random_layers` > 0 builds a small random model with that many layers (a byte vocabulary)
+    instead of loading one. `first_request_number` goes on counting after a restart.
+    """
+
+    changes: dict[str, Any] = {}  # settings that differ from the defaults
+    random_layers: int = 0
+    random_seed: int = 0
+    first_request_number: int = 1
+    paused: bool = False
+    speed: float = 1.0
+
+
+class Endpoints(msgspec.Struct, frozen=True):
+    """Where the sockets and files of one engine process lie."""
+
+    directory: str
+
+    @property
+    def commands(self) -> str:
+        """Address of the command socket."""
+        return f"ipc://{self.directory}/commands"
+
+    @property
+    def frames(self) -> str:
+        """Address of the frame socket."""
+        return f"ipc://{self.directory}/frames"
+
+    @property
+    def outputs(self) -> str:
+        """Address of the token socket."""
+        return f"ipc://{self.directory}/outputs"
+
+    @property
+    def options_file(self) -> Path:
+        """LaunchOptions as JSON."""
+        return Path(self.directory) / "options.json"
+
+    @property
+    def crash_file(self) -> Path:
+        """Written by a process that ends because of an error: one line."""
+        return Path(self.directory) / "crash.txt"
+
+    @property
+    def log_file(self) -> Path:
+        """What the process printed."""
+        return Path(self.directory) / "engine.log"
+
+
+def detail(kind: str, **numbers: float) -> str:
+    """A `Snapshot.state_detail`: a kind and numbers, from which the app makes a sentence.
+
+    While loading: `start`, `fetch` (num_bytes, total_bytes, remaining_s), `load`; while running:
+    `thrashing` (num_preemptions, seconds), `saturated` (num_waiting). Example:
+    `fetch num_bytes=1048576 total_bytes=191233472 remaining_s=42`.
+    """
+    return " ".join([kind, *(f"{name}={value:g}" if isinstance(value, float) else
+                             f"{name}={value}" for name, value in numbers.items())])
+
+
+def parse_detail(text: str) -> tuple[str, dict[str, float]]:
+    """Inverse of `detail`; other text (a reason of death) comes back as its own kind."""
+    kind, *parts = text.split(" ")
+    try:
+        pairs = [part.split("=") for part in parts]
+        return kind, {name: float(value) for name, value in pairs}
+    except ValueError:
+        return text, {}
+
+
+def error_from(kind: str, message: str) -> errors.WorkbenchError:
+    """The error a reply stands for, as the class it was raised with."""
+    found = getattr(errors, kind, errors.WorkbenchError)
+    if isinstance(found, type) and issubclass(found, errors.WorkbenchError):
+        return found(message)
+    return errors.WorkbenchError(message)
