@@ -28,18 +28,19 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; do
 		printf '  make %-10s %s\n' "$$name" "$$text"; done
 
-app: $(VENV)/.installed $(VENV)/.model ## install what is missing, fetch the model, open the dashboard
+app: model ## install what is missing, fetch the model, open the dashboard
 	@$(BIN)/python workbench/preflight.py start $(PORT)
-	exec $(BIN)/streamlit run app --server.port $(PORT)
+	exec $(BIN)/streamlit run app --server.port $(PORT) --server.showEmailPrompt false
 
 install: $(VENV)/.installed ## only make the environment and install
 
-model: $(VENV)/.model ## only fetch the model
+model: $(VENV)/.installed ## only fetch the model, or verify it
+	@$(BIN)/workbench model fetch
 
-test: $(VENV)/.tests $(VENV)/.model ## run every test but the long ones
+test: $(VENV)/.tests model ## run every test but the long ones
 	@$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
 
-test-long: $(VENV)/.tests $(VENV)/.model ## run the long tests
+test-long: $(VENV)/.tests model ## run the long tests
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 lint: $(VENV)/.tests ## ruff, mypy and the import contracts
@@ -48,7 +49,7 @@ lint: $(VENV)/.tests ## ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.tests $(VENV)/.model ## measure every figure of docs/benchmarks.md into out/bench/
+bench: $(VENV)/.tests model ## measure every figure of docs/benchmarks.md into out/bench/
 	@mkdir -p $(RESULTS)
 	for name in decode prefix capacity peers ui; do
 		echo "== workbench bench $$name"
@@ -59,7 +60,7 @@ bench: $(VENV)/.tests $(VENV)/.model ## measure every figure of docs/benchmarks.
 	$(BIN)/workbench check --steps 5000 --json > "$(RESULTS)/check.json"
 	cat "$(RESULTS)/check.json"
 
-notebook: $(VENV)/.notebook $(VENV)/.model ## open the notebooks in JupyterLab
+notebook: $(VENV)/.notebook model ## open the notebooks in JupyterLab
 	@exec $(BIN)/jupyter lab notebooks
 
 clean: ## remove the environment, caches and results
@@ -88,8 +89,4 @@ $(VENV)/.tests: $(VENV)/.installed
 
 $(VENV)/.notebook: $(VENV)/.installed
 	@$(PIP) install $(PIP_ARGS) --constraint $(CONSTRAINTS) --editable '.[notebook]'
-	touch $@
-
-$(VENV)/.model: $(VENV)/.installed
-	@$(BIN)/workbench model fetch
 	touch $@
