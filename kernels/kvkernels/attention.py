@@ -112,12 +112,11 @@ def _place(target: Tensor, values: Tensor, batch: Batch) -> None:
 def _attend_batch(rows: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return out [B * Q, h * G, D] and lse [B * Q, h * G] (meaningless unless `partial`)."""
     plan = call.plan
-    folds = batch.num_queries == 1 and plan.rope == "stored" and batch.meta is not None
-    reader = _reader(plan, batch, rows.dtype, folds)
+    reader = _reader(plan, batch, rows.dtype)
     reader.read(arena, call.layer)
     query = _queries(rows, batch, plan)  # [B, h, G, Q, D]
     with span(plan.timers, "attention"):
-        if folds:
+        if reader.folds:
             out, lse = _folded(query, reader, call, batch)
         else:
             out, lse = _dense(query, reader, call, batch)
@@ -137,18 +136,20 @@ def _scale(out: Tensor, factor: float) -> Tensor:
     return out.to(torch.float32).mul_(factor)  # fp16 could overflow, bf16 would round twice
 
 
-def _reader(plan: Plan, batch: Batch, query: torch.dtype, folds: bool) -> Reader:
+def _reader(plan: Plan, batch: Batch, query: torch.dtype) -> Reader:
     """Bind a reader to the batch on first use; the layers of the step share it."""
     key = (id(batch), query)
     reader = plan.readers.get(key)
     if reader is None:
         spec = plan.spec
-        dense = _dense_dtype(query, spec.k_format, spec.v_format)
-        types = (dense, dense)
+        dtype = _dense_dtype(query, spec.k_format, spec.v_format)
+        plain = batch.meta is None and dtype != torch.float32
+        folds = batch.num_queries == 1 and plan.rope == "stored" and not plain
         if folds:
-            # scores need fp32: torch rounds a bf16 product to bf16, coarser than int8 itself
-            types = (torch.float32, torch.float32 if spec.v_format == "fp32" else query)
-        reader = plan.readers[key] = Reader(spec, batch, types, plan.scratch, plan.timers)
+            # torch rounds a bf16 product to bf16, coarser than int8 itself, and is no faster at it
+            dtype = torch.float32
+        reader = Reader(spec, batch, dtype, folds, plan.scratch, plan.timers)
+        plan.readers[key] = reader
     return reader
 
 
@@ -250,8 +251,8 @@ def _folded(query: Tensor, reader: Reader, call: Call, batch: Batch) -> tuple[Te
     rows, heads, share, _, dim = query.shape
     flat = query.reshape(rows * heads, share, dim).to(torch.float32)
     scores = _scores(flat * (call.score_scale * call.k_scale), reader.key)  # [B * h, G, T]
-    if batch.bias is not None:
-        scores.view(rows, heads * share, -1).add_(batch.bias[:, 0])
+    if batch.tail_bias is not None:
+        scores.view(rows, heads * share, -1).add_(batch.tail_bias)
     lse = torch.logsumexp(scores, -1) if call.partial else scores[..., 0]
     probs = torch.softmax(scores, -1)
     if call.mass is not None:
@@ -280,7 +281,6 @@ def _scores(query: Tensor, key: Operand) -> Tensor:
 def _weighted(probs: Tensor, value: Operand) -> Tensor:
     """Probabilities fp32 [B * h, G, T] times V: [B * h, G, D]."""
     weights = probs if value.scale is None else probs * value.scale
-    weights = weights.to(value.parts.dtype)
     outs = [torch.bmm(weights, part) for part in value.parts]
     out = outs[0] if len(outs) == 1 else torch.cat(outs, -1)
     if value.low is not None:
@@ -294,7 +294,8 @@ def _add_mass(probs: Tensor, batch: Batch, queries: slice, total: Tensor) -> Non
         probs = probs.masked_fill(batch.blind[:, None, None, queries, None], 0.0)
     if batch.real is not None:
         probs = probs * batch.real[:, None, None, queries, None]
-    total[..., : batch.num_slots].index_add_(0, batch.rows, probs.sum((2, 3)))
+    slots = probs.shape[-1]
+    total[..., :slots].index_add_(0, batch.rows, probs.sum((2, 3)))
 
 
 def _finish_mass(plan: Plan, total: Tensor | None, mass: Mass) -> Tensor | None:

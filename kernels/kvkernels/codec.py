@@ -13,6 +13,7 @@ from kvkernels.layout import FORMATS
 
 FP8_MAX = 448.0
 FP16_MAX = 65504.0
+SMALL = 8192  # elements
 TINY = 2.0**-24  # smallest fp16 scale above zero
 
 
@@ -49,12 +50,16 @@ def _encode_fp8(x: Tensor, scale: Tensor | float, saturated: Tensor | None) -> T
     """Round fp32 to e4m3fn, ties to even, with integer arithmetic.
 
     Times 2**-120 the exponent biases of e4m3 and fp32 coincide, subnormals included, so that a
-    code is the top of the fp32 bits. torch's own cast is about ten times slower on a CPU.
+    code is the top of the fp32 bits. torch's own cast gives the same codes about ten times more
+    slowly on a CPU, but in one call, which wins for the few vectors of a decode step.
     """
-    x = x / scale
+    if not isinstance(scale, float) or scale != 1.0:
+        x = x / scale
     inside = x.clamp(-FP8_MAX, FP8_MAX)
     if saturated is not None:
         saturated += (inside != x).sum()
+    if x.numel() <= SMALL:
+        return inside.to(torch.float8_e4m3fn).view(torch.uint8)
     bits = (inside * 2.0**-120).view(torch.int32)
     sign = (bits >> 24).bitwise_and_(0x80)
     bits = bits & 0x7FFFFFFF
@@ -114,4 +119,4 @@ def fp8_bits_to_half(data: Tensor, out: Tensor) -> Tensor:
     A NaN code becomes 1.875, so unwritten bytes cannot spoil a product with zero.
     """
     out.copy_(data.view(torch.int8))  # the sign is extended into bits 7..15
-    return out.bitwise_left_shift_(7).bitwise_and_(~0x4000).view(torch.float16)
+    return out.mul_(128).bitwise_and_(~0x4000).view(torch.float16)

@@ -46,8 +46,10 @@ class Batch:
     queries: rows of q viewed [N * num_head_groups, ...], as a slice or int64 [B * Q].
     out_rows, out_picks: where results go and which of the B * Q they are (None = as `queries`).
     rows: int64 [B] row numbers. holes: int64, unwritten slot rows of one plane [B * h * P * S] or None.
-    dead: bool [B, 1, T], unwritten slots, or None where all are written.
+    dead: bool [B, 1, P * S], unwritten slots, or None where all are written.
+    tail_holes: as holes; they include the end of the last pages even if every row has T slots.
     bias: fp32 [B * h or B or 1, 1, Q, T] added to scores, or None.
+    tail_bias: fp32 [B, 1, P * S], the same for one query over whole pages, or None.
     blind: bool [B, Q], queries that see nothing, or None. real: fp32 [B, Q], 1 for real queries.
     pos: int64 [B, T]; query_pos: int64 [B * Q].
     """
@@ -63,8 +65,10 @@ class Batch:
     out_picks: Tensor | None
     rows: Tensor
     holes: Tensor | None
+    tail_holes: Tensor | None
     dead: Tensor | None
     bias: Tensor | None
+    tail_bias: Tensor | None
     blind: Tensor | None
     real: Tensor | None
     pos: Tensor | None
@@ -221,6 +225,8 @@ def _make_batch(
     pages = host.pages[part, :num_pages]
     pages = np.where(pages < 0, pages[:, :1], pages)  # padding reads a page that exists
     ragged = bool((kv != slots).any())
+    empty = np.arange(padded) >= kv[:, None]  # [B, P * S]
+    holes = _holes(empty, spec.num_kv_heads) if ragged or padded != slots else None
     query_rows, real = _query_rows(host, part, queries)
     bias, blind = _bias(spec, host, part, slots, queries, tables)
     whole = part.size == host.num_rows
@@ -242,9 +248,11 @@ def _make_batch(
         out_rows=None if straight and whole else torch.from_numpy(query_rows[real.ravel()]),
         out_picks=None if all_real else torch.from_numpy(np.flatnonzero(real)),
         rows=torch.from_numpy(part),
-        holes=_holes(kv, spec.num_kv_heads, padded) if ragged else None,
-        dead=torch.from_numpy((np.arange(slots) >= kv[:, None])[:, None, :]) if ragged else None,
+        holes=holes if ragged else None,
+        tail_holes=holes,
+        dead=torch.from_numpy(empty[:, None, :]) if holes is not None else None,
         bias=bias,
+        tail_bias=_tail_bias(bias, empty) if queries == 1 else None,
         blind=blind,
         real=None if all_real else torch.from_numpy(real.astype(np.float32)),
         pos=_positions(host, part, slots, tables) if rope == "at_read" else None,
@@ -289,11 +297,22 @@ def _bias(
     return bias[:, None], blind
 
 
-def _holes(kv: np.ndarray, heads: int, padded: int) -> Tensor:
+def _holes(empty: np.ndarray, heads: int) -> Tensor:
     """Slot rows of one gathered plane [B, h, P * S] that hold nothing."""
-    row, slot = np.nonzero(np.arange(padded) >= kv[:, None])
+    padded = empty.shape[1]
+    row, slot = np.nonzero(empty)
     first = row * (heads * padded) + slot
     return torch.from_numpy((first[:, None] + np.arange(heads) * padded).ravel())
+
+
+def _tail_bias(bias: Tensor | None, empty: np.ndarray) -> Tensor | None:
+    """Widen a decode bias [B or 1, 1, 1, T] to whole pages [B, 1, P * S]."""
+    if bias is None and not empty.any():
+        return None
+    tail = torch.from_numpy(np.where(empty, np.float32(-np.inf), np.float32(0.0)))
+    if bias is not None:
+        tail[:, : bias.shape[-1]] += bias[:, 0, 0]
+    return tail[:, None]
 
 
 def _positions(host: _HostRows, part: np.ndarray, slots: int, tables: StepTables) -> Tensor:

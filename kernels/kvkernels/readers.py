@@ -56,52 +56,56 @@ class Reader:
         self,
         spec: PageSpec,
         batch: Batch,
-        dtypes: tuple[torch.dtype, torch.dtype],
+        dtype: torch.dtype,
+        folds: bool,
         scratch: Scratch,
         timers: Timers | None,
     ) -> None:
-        """Bind buffers; `dtypes` are the product types of K and V."""
+        """Bind buffers; `dtype` is the product type; `folds`: T is whole pages, P * S.
+
+        torch's bf16 and fp32 batched products copy or slow down on sliced slots, its fused
+        attention does not.
+        """
         self.spec, self.batch, self.scratch, self.timers = spec, batch, scratch, timers
+        self.folds = folds
         self._sources: list[_Source] = []
         self._steps: list[_Step] = []
         padded = batch.num_pages * spec.block_size
         self._shape = (batch.num_rows * spec.num_kv_heads, padded)
-        planes = self._bind_data(dtypes)
+        self._slots = padded if folds else batch.num_slots
+        planes = self._bind_data(dtype)
         scales = self._bind_meta()
         operands = []
         for parts, meta in zip(planes, scales, strict=True):
-            view = parts.view(parts.shape[0], *self._shape, -1)[:, :, : batch.num_slots]
+            view = parts.view(parts.shape[0], *self._shape, -1)[:, :, : self._slots]
             operands.append(Operand(view, *meta))
         self.key, self.value = operands
 
-    def _bind_data(self, dtypes: tuple[torch.dtype, torch.dtype]) -> list[Tensor]:
+    def _bind_data(self, dtype: torch.dtype) -> list[Tensor]:
         """Create gathers and dequantisations; returns K and V as [parts, B * h * P * S, D']."""
-        raws: list[Tensor] = []
+        planes: list[Tensor] = []
         for number, plane in enumerate(self.batch.planes):
             raw = self._bind_gather(plane.fmt, plane.planes, plane.data, f"gather{number}")
-            if plane.planes == 2 and dtypes[0] == dtypes[1]:
-                both = self._bind_dequant(plane.fmt, raw, dtypes[0], "kv")  # [2, parts, rows, D']
-                return [both[0], both[1]]
-            raws += [raw[i : i + 1] for i in range(plane.planes)]
-        formats = (self.spec.k_format, self.spec.v_format)
-        return [
-            self._bind_dequant(fmt, raw, dtype, name)[0]
-            for fmt, raw, dtype, name in zip(formats, raws, dtypes, "kv", strict=True)
-        ]
+            planes += self._bind_dequant(plane.fmt, raw, dtype, f"plane{number}")
+        return planes
 
     def _bind_gather(self, fmt: str, planes: int, index: Tensor, name: str) -> Tensor:
         dtype = DTYPES[fmt]
         row = self.spec.head_dim * FORMATS[fmt].bits // 8 // dtype.itemsize
         width = self.spec.block_size * row
         out = self.scratch.get(name, (index.numel(), width), dtype)
-        holes = self.batch.holes if dtype.is_floating_point else None
+        holes = self._holes() if dtype.is_floating_point else None
         slots = out.view(-1, row)
         if holes is not None and planes == 2:
             holes = torch.cat([holes, holes + slots.shape[0] // 2])
         self._sources.append(_Source(dtype, width, index, out, holes, slots))
         return out.view(planes, -1, row)
 
-    def _bind_dequant(self, fmt: str, raw: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    def _holes(self) -> Tensor | None:
+        """Unwritten slots that a product would touch."""
+        return self.batch.tail_holes if self.folds else self.batch.holes
+
+    def _bind_dequant(self, fmt: str, raw: Tensor, dtype: torch.dtype, name: str) -> list[Tensor]:
         """Plan raw [planes, rows, row] to [planes, parts, rows, D / parts] of `dtype`."""
         planes, rows, row = raw.shape
         if fmt == "int4":
@@ -118,7 +122,7 @@ class Reader:
             wide = self.scratch.get(f"{name}.{dtype}", tuple(raw.shape), dtype)
             self._steps.append(_Step("cast", raw, wide))
             raw = wide
-        return raw
+        return list(raw)
 
     def _bind_meta(self) -> list[tuple[Tensor, ...]]:
         """Create the metadata gather; returns (scale, low) views of K and of V."""
@@ -142,8 +146,8 @@ class Reader:
             if kind:
                 source = part.view(batch.num_rows, -1, heads, kind, slots).permute(3, 0, 2, 1, 4)
                 self._meta_copies.append((wide[first : first + kind], source))
-        flat = wide.view(sum(kinds), *self._shape)[:, :, None, : batch.num_slots]
-        self._meta = wide.view(sum(kinds), batch.num_rows, heads, -1)[..., : batch.num_slots]
+        flat = wide.view(sum(kinds), *self._shape)[:, :, None, : self._slots]
+        self._meta = wide.view(sum(kinds), batch.num_rows, heads, -1)
         return [tuple(flat[: kinds[0]]), tuple(flat[kinds[0] :])]
 
     def read(self, arena: Tensor, layer: int) -> None:

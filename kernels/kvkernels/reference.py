@@ -37,12 +37,7 @@ def write_kv(
         rows = [x.index_select(0, index.picks) for x in rows]
     if len(index.data) == 1:
         rows = [torch.cat(rows)]
-    scales: list[Tensor | float] = [1.0, 1.0]
-    if FORMATS[spec.k_format].shared_scale or FORMATS[spec.v_format].shared_scale:
-        scales = [state.k_scale[layer], state.v_scale[layer]]
-        if len(rows) == 1:
-            pair = torch.stack([state.k_scale[layer], state.v_scale[layer]])
-            scales = [pair.repeat_interleave(rows[0].shape[0] // 2)[:, None]]
+    scales = _shared_scales(plan, layer, state, rows)
     start = layer * spec.layer_bytes
     for number, values in enumerate(rows):
         fmt = spec.k_format if number == 0 else spec.v_format
@@ -55,3 +50,16 @@ def write_kv(
         if meta_at is not None and code.meta is not None:
             single = plan.scratch.chunks(arena, torch.float16, start, 1)
             single.index_copy_(0, meta_at, code.meta.view(-1, 1))
+
+
+def _shared_scales(
+    plan: Plan, layer: int, state: FormatState, rows: list[Tensor]
+) -> list[Tensor | float]:
+    """The fp8 scale of each encode: numbers, or one a row where K and V go together."""
+    spec = plan.spec
+    if not (FORMATS[spec.k_format].shared_scale or FORMATS[spec.v_format].shared_scale):
+        return [1.0, 1.0]
+    scales: list[Tensor | float] = [float(state.k_scale[layer]), float(state.v_scale[layer])]
+    if len(rows) == 2 or scales[0] == scales[1]:
+        return scales
+    return [torch.tensor(scales).repeat_interleave(rows[0].shape[0] // 2)[:, None]]
