@@ -69,7 +69,12 @@ clean: ## remove the environment, caches and results
 	find app workbench kernels tests notebooks -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.created:
-	@"$(PYTHON)" workbench/preflight.py install .
+	@command -v "$(PYTHON)" >/dev/null || {
+		echo "$(PYTHON) is not on this machine: sudo apt install python3 python3-venv," \
+			"or name another Python: make app PYTHON=python3.11" >&2
+		exit 2
+	}
+	"$(PYTHON)" workbench/preflight.py install .
 	"$(PYTHON)" -m venv $(VENV)
 	touch $@
 

@@ -155,7 +155,7 @@ def main(arguments):
     """`preflight.py install [FOLDER]` or `preflight.py start [PORT]`."""
     step = arguments[0] if arguments else "install"
     if step == "install":
-        problems = report_install(arguments[1] if len(arguments) > 1 else os.getcwd())
+        problems = report_install(os.path.abspath(arguments[1] if len(arguments) > 1 else "."))
     elif step == "start":
         text = arguments[1] if len(arguments) > 1 else str(DEFAULT_PORT)
         if not text.isdigit() or not 1 <= int(text) <= 65535:
