@@ -1,0 +1,30 @@
+// Read-only counters for browser tests and `workbench bench ui`, as `window.__kvw`.
+
+import { PLANES } from "./decode.js";
+
+export function installHook(store, stage) {
+  const grid = (tier) => stage.grids.find((g) => g.name === tier);
+  window.__kvw = {
+    owner: stage,
+    get frames() { return store.numFrames; },
+    get lastSeq() { return store.shown ? store.shown.snap.seq : -1; },
+    get badFrame() { return store.badFrame; },
+    get selected() { return store.view.selected; },
+    get view() { return { ...store.view }; },
+    get link() { return { ...store.link }; },
+    get ring() { return { length: store.ring.length, bytes: store.ring.bytes, spanMs: store.ring.spanMs }; },
+    get snapshot() { return store.shown ? store.shown.snap : null; },
+    readCells(tier) {
+      const cells = store.shown?.tiers.get(tier);
+      return cells ? Object.fromEntries(PLANES.map((p) => [p, Array.from(cells[p])])) : null;
+    },
+    readTables() { return store.shown ? Array.from(store.shown.tables) : []; },
+    cellRect(tier, cell) { return grid(tier)?.cellRect(cell) ?? null; },
+    cellSize(tier) { const s = grid(tier).scene; return s.layout.size / s.dpr; },
+    painted(tier) { return Array.from(grid(tier).paint.colours); },
+  };
+}
+
+export function unhook(stage) {
+  if (window.__kvw && window.__kvw.owner === stage) delete window.__kvw;
+}

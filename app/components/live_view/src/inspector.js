@@ -1,0 +1,88 @@
+// Everything about the selected block: live facts from the frame, the rest from Python.
+
+import { attrs, button, h, keyed, setText, show } from "./dom.js";
+import { blockFacts } from "./describe.js";
+import { bytes, percent, significant } from "./format.js";
+
+const ROWS = [
+  "state", "owners", "position", "refs", "hash", "parent", "tier", "format", "bytes", "mass", "last_used", "evict",
+];
+const TERM_OF = { refs: "refs", hash: "hash", mass: "mass", tier: "tier", format: "format", evict: "evict_rank" };
+
+export class Inspector {
+  constructor(context) {
+    const { words, tips, select } = context;
+    Object.assign(this, { context, words });
+    this.title = h("h3", "panel-title");
+    this.clear = button("small quiet", words("block.clear"), () => select(null));
+    this.rows = new Map(ROWS.map((name) => {
+      const term = tips.term(h("dt", "", words(`block.${name}`)), TERM_OF[name] ?? name);
+      return [name, { term, value: h("dd", "") }];
+    }));
+    this.list = h("dl", "facts");
+    for (const { term, value } of this.rows.values()) this.list.append(term, value);
+    this.owners = h("span", "owner-links");
+    this.rows.get("owners").value.append(this.owners);
+    this.text = h("blockquote", "block-text");
+    this.hint = h("p", "hint", words("block.none"));
+    this.node = attrs(h("section", "inspector", h("div", "panel-head", this.title, this.clear), this.hint, this.list, this.text),
+      { "aria-label": words("block.label") });
+  }
+
+  update(frame) {
+    const { store, data } = this.context, { selected } = store.view;
+    const facts = selected ? blockFacts(frame, selected.tier, selected.cell) : null;
+    show(this.hint, !facts);
+    show(this.list, !!facts);
+    show(this.clear, !!facts);
+    setText(this.title, facts ? this.words("block.title", selected) : this.words("block.label"));
+    if (!facts) { show(this.text, false); return; }
+    const block = data().block;
+    const extra = block && block.tier === selected.tier && block.cell === selected.cell ? block : null;
+    this.fill(frame, selected, facts, extra);
+  }
+
+  fill(frame, selected, facts, block) {
+    const { words } = this, none = words("value.none"), wait = words("value.wait");
+    const detail = (value) => (block ? value || none : wait);
+    const set = (name, text) => setText(this.rows.get(name).value, text);
+    const pinned = facts.pinned ? ` · ${words("legend.pinned")}` : "";
+    set("state", words(`state.${facts.name}`) + pinned + (block && words.has(`why.${block.why}`) ? ` · ${words(`why.${block.why}`)}` : ""));
+    this.setOwners(facts);
+    set("position", facts.page >= 0
+      ? words("block.tokens", { page: facts.page, first: facts.first, last: facts.last }) : none);
+    set("refs", facts.refs);
+    set("hash", detail(block && short(block.key)));
+    set("parent", detail(block && short(block.parent_key)));
+    set("tier", mediumOf(frame, selected.tier));
+    set("format", facts.pageClass ? facts.pageClass.label : detail(block && block.label));
+    set("bytes", facts.pageClass ? bytes(facts.pageClass.page_bytes) : detail(block && bytes(block.num_bytes)));
+    set("mass", block && block.mass !== null ? percent(block.mass)
+      : words("block.mass.relative", { share: Math.round(facts.mass / 2.55) }));
+    set("last_used", block ? words("block.step", { step: significant(block.last_used_step),
+      ago: Math.max(0, frame.snap.step - block.last_used_step) }) : wait);
+    set("evict", block ? this.rank(block) : wait);
+    show(this.text, !!(block && block.text));
+    if (block) setText(this.text, block.text);
+  }
+
+  rank(block) {
+    return block.evict_rank ? this.words("block.rank", { rank: block.evict_rank, of: block.num_evictable })
+      : this.words("block.not_evictable");
+  }
+
+  setOwners(facts) {
+    const { context } = this;
+    keyed(this.owners, facts.holders, (x) => x.request.request_id,
+      (x) => button("link", "", () => context.selectRequest(x.request.request_id)),
+      (node, x) => setText(node, `${x.request.label || x.request.request_id} [${x.page}]`));
+    if (!facts.holders.length && !this.owners.firstChild) setText(this.owners, "");
+  }
+}
+
+function short(key) { return key ? (key.length > 16 ? `${key.slice(0, 12)}…` : key) : ""; }
+
+function mediumOf(frame, name) {
+  const tier = frame.snap.tiers.find((t) => t.name === name);
+  return tier ? `${name} · ${tier.medium}` : name;
+}

@@ -1,0 +1,87 @@
+// Where the memory goes, against the process's own figure; what a setting costs in quality.
+
+import { h, keyed, setText, show } from "./dom.js";
+import { bytes, count, percent, significant } from "./format.js";
+import { basis, MAIN_NUMBERS, notAvailable } from "./numbers.js";
+import { valueAndUnit } from "./format.js";
+
+export class Ledger {
+  constructor({ words, tips }) {
+    this.words = words;
+    this.list = h("dl", "facts ledger-list");
+    this.node = h("details", "ledger", h("summary", "panel-title", tips.term(h("span", "", words("ledger.label")), "ledger")), this.list);
+  }
+
+  update(snap) {
+    const total = snap.ledger.reduce((sum, line) => sum + line.num_bytes, 0);
+    const rows = [...snap.ledger.map((l) => ({ name: this.name(l), text: bytes(l.num_bytes), detail: l.detail }))];
+    rows.push({ name: this.words("ledger.total"), text: bytes(total) });
+    rows.push({ name: this.words("ledger.rss"), text: bytes(snap.rss_bytes) });
+    facts(this.list, rows);
+  }
+
+  name(line) {
+    const [head, ...rest] = line.name.split(":");
+    const key = `ledger.${head}`;
+    return (this.words.has(key) ? this.words(key) : head) + (rest.length ? ` ${rest.join(":")}` : "");
+  }
+}
+
+export class AllNumbers {
+  constructor({ words }) {
+    this.words = words;
+    this.list = h("dl", "facts");
+    this.node = h("details", "all-numbers", h("summary", "panel-title", words("numbers.more")), this.list);
+  }
+
+  update(snap) {
+    const { words } = this;
+    const rows = [];
+    for (const [name, number] of [...Object.entries(snap.numbers), ...Object.entries(snap.hardware)]) {
+      if (MAIN_NUMBERS.includes(name)) continue;
+      const shown = valueAndUnit(number);
+      const note = [basis(number, words), words(`provenance.${number.provenance}`)].filter(Boolean).join(", ");
+      rows.push({
+        name: words.has(`number.${name}`) ? words(`number.${name}`) : name,
+        text: number.value === null ? notAvailable(number, words) : `${shown.value}\u00a0${shown.unit}`,
+        detail: number.value === null ? "" : note,
+      });
+    }
+    facts(this.list, rows);
+  }
+}
+
+export class Shadow {
+  constructor({ words, tips, send }) {
+    this.words = words;
+    this.list = h("dl", "facts");
+    this.stop = h("button", "small quiet", words("shadow.stop"));
+    this.stop.addEventListener("click", () => send("shadow", { request_id: null }));
+    this.node = h("section", "shadow",
+      h("div", "panel-head", tips.term(h("h3", "panel-title", words("shadow.label")), "shadow"), this.stop), this.list);
+  }
+
+  update(snap) {
+    const { words } = this, { shadow } = snap;
+    show(this.node, !!shadow);
+    if (!shadow) return;
+    show(this.stop, shadow.state === "running");
+    const first = shadow.first_differing_token;
+    facts(this.list, [
+      { name: words("shadow.request"), text: `${shadow.request_id} · ${words(`shadow.${shadow.state}`)}` },
+      { name: words("shadow.kl"), text: `${shadow.kl_mean.toPrecision(2)} (${shadow.kl_last.toPrecision(2)})`,
+        detail: words("shadow.kl.detail", { tokens: count(shadow.num_scored_tokens) }) },
+      { name: words("shadow.agreement"), text: percent(shadow.agreement) },
+      { name: words("shadow.first"), text: first < 0 ? words("shadow.same")
+        : words("shadow.differs", { token: significant(first), text: shadow.differing_text }) },
+    ]);
+  }
+}
+
+// Rows of name and value in one <dl>, kept by name.
+function facts(list, rows) {
+  keyed(list, rows, (r) => r.name, (r) => h("div", "fact", h("dt", "", r.name), h("dd", "")), (node, r) => {
+    setText(node.lastChild, r.text);
+    node.title = r.detail ?? "";
+  });
+}

@@ -1,0 +1,93 @@
+// The few numbers that can be trusted: value, unit, what it is over, provenance, trend, change.
+
+import { attrs, h, setAttr, setClass, setText, show } from "./dom.js";
+import { valueAndUnit } from "./format.js";
+import { Spark } from "./spark.js";
+
+export const MAIN_NUMBERS = ["hit_rate", "ttft_p50", "itl_p50", "tokens_per_s", "num_preemptions", "recompute_tax"];
+
+// "p50, 30 s, n 41", leaving out what means nothing.
+export function basis(number, words) {
+  const parts = [];
+  if (number.percentile) parts.push(number.percentile);
+  if (number.window_s) parts.push(words("number.window", { seconds: Math.round(number.window_s) }));
+  if (number.samples) parts.push(words("number.samples", { samples: number.samples }));
+  return parts.join(", ");
+}
+
+// "n/a: why" as one text, the prefix only once.
+export function notAvailable(number, words) {
+  const why = number.why.replace(/^n\/a:\s*/, "");
+  return words("number.na", { why: why || words("number.no_reason") });
+}
+
+class NumberView {
+  constructor(name, { words, tips }) {
+    this.name = name;
+    this.words = words;
+    this.label = tips.term(h("span", "num-label", words(`number.${name}`)), name);
+    this.value = h("span", "num-value");
+    this.unit = h("span", "num-unit");
+    this.tag = h("span", "tag");
+    this.basis = h("span", "num-basis");
+    this.why = h("span", "num-why");
+    this.spark = new Spark();
+    this.chip = h("span", "num-change");
+    const line = h("div", "num-line", this.value, this.unit, this.why);
+    const under = h("div", "num-under", this.basis, this.chip);
+    const head = h("div", "num-head", this.label, this.tag);
+    this.node = attrs(h("div", "num", head, line, this.spark.node, under), { "data-number": name });
+  }
+
+  update(store, theme) {
+    const { words } = this, { snap } = store.shown;
+    const number = snap.numbers[this.name];
+    const missing = !number || number.value === null;
+    setClass(this.node, "missing", missing);
+    show(this.value, !missing);
+    show(this.unit, !missing);
+    show(this.why, missing);
+    if (missing) {
+      const text = number ? notAvailable(number, words) : words("number.na", { why: words("number.no_reason") });
+      setText(this.why, text);
+      setAttr(this.why, "title", text);
+    } else {
+      const shown = valueAndUnit(number);
+      setText(this.value, shown.value);
+      setText(this.unit, shown.unit);
+    }
+    setText(this.tag, number ? words(`provenance.${number.provenance}`) : "");
+    setClass(this.tag, "warn", !!number && number.provenance !== "measured");
+    setText(this.basis, number ? basis(number, words) : "");
+    this.updateChange(store, number);
+    const end = store.latest.snap.time_s;
+    const marks = store.series.marks.concat(store.marks ?? []).filter((m) => m.time_s > end - 60);
+    this.spark.draw(store.series.window(this.name, end), marks, end,
+      store.live ? null : snap.time_s, theme);
+  }
+
+  // before -> after of the last applied change, "undecided" while the ranges overlap.
+  updateChange(store, number) {
+    const change = number ? store.series.change(this.name, store.shown.snap.time_s) : null;
+    setClass(this.node, "changed", !!change);
+    if (!change) return setText(this.chip, "");
+    const values = {
+      before: valueAndUnit(number, change.before).value, after: valueAndUnit(number, change.after).value,
+      unit: valueAndUnit(number, change.after).unit, n1: change.samplesBefore, n2: change.samplesAfter,
+    };
+    const key = change.undecided ? "number.undecided" : "number.change";
+    setText(this.chip, this.words(key, values));
+    setAttr(this.chip, "title", this.words("number.change.title", { ...values, label: change.mark.label }));
+    setClass(this.chip, "undecided", change.undecided);
+  }
+}
+
+export class Numbers {
+  constructor(context) {
+    this.views = MAIN_NUMBERS.map((name) => new NumberView(name, context));
+    this.node = attrs(h("div", "numbers", ...this.views.map((v) => v.node)),
+      { role: "group", "aria-label": context.words("numbers.label") });
+  }
+
+  update(store, theme) { for (const view of this.views) view.update(store, theme); }
+}

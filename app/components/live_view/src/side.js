@@ -1,0 +1,44 @@
+// The right column: the selected block, the sequences, shadow, memory, events, tables.
+
+import { attrs, h, paced } from "./dom.js";
+import { Events } from "./events.js";
+import { Inspector } from "./inspector.js";
+import { AllNumbers, Ledger, Shadow } from "./ledger.js";
+import { Sequences } from "./sequences.js";
+import { Tables } from "./tables.js";
+
+export class Side {
+  constructor(context) {
+    this.context = context;
+    this.inspector = new Inspector(context);
+    this.sequences = new Sequences(context);
+    this.shadow = new Shadow(context);
+    this.ledger = new Ledger(context);
+    this.numbers = new AllNumbers(context);
+    this.events = new Events(context);
+    this.tables = new Tables(context);
+    this.node = attrs(h("section", "side", this.inspector.node, this.sequences.node, this.shadow.node,
+      this.events.node, this.numbers.node, this.ledger.node, this.tables.node),
+      { "aria-label": context.words("side.label") });
+    this.draw = paced(() => this.update(), 200);
+    this.draw();
+  }
+
+  on(what) { if (what === "view") this.draw.now(); else this.draw(); }
+
+  themeChanged() { this.draw(); }
+
+  update() {
+    const frame = this.context.store.shown;
+    if (!frame || document.hidden) return;
+    this.inspector.update(frame);
+    this.sequences.update(frame);
+    this.shadow.update(frame.snap);
+    if (this.ledger.node.open) this.ledger.update(frame.snap);
+    if (this.numbers.node.open) this.numbers.update(frame.snap);
+    this.events.update(frame);
+    this.tables.update(frame);
+  }
+
+  destroy() {}
+}

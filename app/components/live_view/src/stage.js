@@ -1,0 +1,101 @@
+// The middle of the page: numbers, tiers and their grids, legend, text, step, sentence, rewind.
+
+import { attrs, h, paced, setAttr, setClass, setText } from "./dom.js";
+import { blockLine } from "./describe.js";
+import { Faces } from "./faces.js";
+import { GridView } from "./gridview.js";
+import { Legend } from "./legend.js";
+import { Numbers } from "./numbers.js";
+import { Present } from "./present.js";
+import { PromptText } from "./prompt.js";
+import { saveReplay } from "./replay.js";
+import { Scrubber } from "./scrubber.js";
+import { Sentence } from "./sentence.js";
+import { StepStrip } from "./steps.js";
+import { TierBar } from "./tiers.js";
+
+const TIERS = ["G1", "G2", "G3"];
+
+export class Stage {
+  constructor(context) {
+    this.context = context;
+    const { store, words } = context;
+    const grid = {
+      ...context, hover: (tier, cell, event) => this.hover(tier, cell, event),
+      select: (tier, cell) => context.select(tier, cell),
+    };
+    this.numbers = new Numbers(context);
+    this.bars = TIERS.map((name) => new TierBar(name, context));
+    this.grids = TIERS.map((name) => new GridView(name, grid));
+    for (const view of this.grids) setAttr(view.over, "aria-label", words("grid.label", { tier: view.name }));
+    this.legend = new Legend(context);
+    this.text = new PromptText(context);
+    this.step = new StepStrip(context);
+    this.sentence = new Sentence(context);
+    this.scrubber = new Scrubber(context, store.playback ? null : () => saveReplay(context));
+    this.faces = new Faces(context);
+    this.present = new Present(context);
+    this.spoken = attrs(h("div", "sr-only"), { "aria-live": "polite" });
+    this.node = this.assemble();
+    this.slow = paced(() => this.drawSlow(), 200);
+    this.fast = paced(() => this.drawFast());
+    this.themeChanged();
+  }
+
+  assemble() {
+    const [b1, b2, b3] = this.bars.map((b) => b.node), [g1, g2, g3] = this.grids.map((g) => g.node);
+    const canvas = h("div", "canvas-wrap", g1, this.faces.node);
+    return attrs(h("section", "stage", this.present.node, this.numbers.node, b1, canvas, this.legend.node,
+      h("div", "lower-tiers", h("div", "lower-tier", b2, g2), h("div", "lower-tier", b3, g3)),
+      this.text.node, this.step.node, this.sentence.node, this.scrubber.node, this.spoken),
+      { "aria-label": this.context.words("stage.label") });
+  }
+
+  on(what) {
+    if (what === "frame") { this.fast(); this.slow(); }
+    if (what === "view") { this.fast(); this.slow.now(); }
+    if (what === "link") this.slow();
+  }
+
+  themeChanged() { this.fast(); this.slow(); }
+
+  drawFast() {
+    const { store } = this.context;
+    if (!store.shown || document.hidden) return;
+    for (const grid of this.grids) grid.draw();
+  }
+
+  drawSlow() {
+    const { store, theme } = this.context, frame = store.shown;
+    this.faces.update(frame);
+    this.present.update();
+    if (!frame || document.hidden) return;
+    setClass(this.node, "is-dead", !!store.link.dead);
+    this.numbers.update(store, theme());
+    this.bars.forEach((bar) => bar.update(frame.snap.tiers.find((t) => t.name === bar.title.textContent)));
+    const { scene } = this.grids[0];
+    this.legend.update(frame, scene.layout.size ? scene.layout.size / scene.dpr : 12);
+    this.text.update(frame);
+    this.step.update(frame.snap.last_step);
+    this.sentence.update(frame);
+    this.scrubber.update();
+    this.speak(frame);
+  }
+
+  // The selected block, spoken when the selection changes.
+  speak(frame) {
+    const { selected } = this.context.store.view;
+    const key = selected ? `${selected.tier}:${selected.cell}` : "";
+    if (key === this.spokenKey) return;
+    this.spokenKey = key;
+    setText(this.spoken, selected ? blockLine(frame, selected.tier, selected.cell, this.context.words) : "");
+  }
+
+  hover(tier, cell, event) {
+    const { store, tips, words } = this.context;
+    if (cell < 0 || !event || !store.shown) return tips.hide();
+    tips.line(blockLine(store.shown, tier, cell, words), event.clientX, event.clientY);
+  }
+
+  destroy() { for (const grid of this.grids) grid.destroy(); }
+}
