@@ -238,6 +238,11 @@ class EngineClient:
                 self._frame = frame
         return frame
 
+    @property
+    def last_frame(self) -> bytes:
+        """The newest frame that has arrived, without asking for one; empty before the first."""
+        return self._frame
+
     def subscribe(self, callback: Callable[[bytes], None]) -> Callable[[], None]:
         """Call back with each frame, from the client's own thread; returns the way to stop it.
 

@@ -143,12 +143,14 @@ class EngineHost:
 
     def _has_room(self) -> bool:
         """Whether the first waiting request would find its blocks, cached ones evicted."""
-        scheduler, stack = self.engine.scheduler, self.engine.stack
-        first = next(iter(scheduler.waiting), None)
+        engine = self.engine
+        first = next(iter(engine.scheduler.waiting), None)
         if first is None:
             return True
-        pool, needed = stack.pool, stack.manager.num_pages_for(first.num_tokens)
-        return all(pool.num_free(cls) >= needed for cls in range(len(pool.classes)))
+        manager = engine.stack.manager
+        pages = manager.num_pages_for(first.num_tokens)
+        needs = {cls: pages * manager.classes.count(cls) for cls in set(manager.classes)}
+        return engine.stack.pool.can_allocate(needs)
 
     def check(self) -> IntegrityView:
         """Check the invariants now."""
