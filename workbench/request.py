@@ -132,7 +132,7 @@ class Request:
         self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
-        self.token_times_s: list[float] = []
+        self.last_token_s = arrival_s
         self.miss: MissReason | None = None
         self.error = ""
 

@@ -292,6 +292,10 @@ class BlockPool:
     def _drop_row(self, block: int, keep: int = -1) -> None:
         row = self.row_of[block]
         assert row is not None, f"block {block} is cached without a row"
+        self.drop(row, keep)
+
+    def drop(self, row: Row, keep: int = -1) -> None:
+        """Evict a row: offer its bytes to the tiers, then forget it."""
         self._before_evict(row)
         self.num_evicted_rows += 1
         self.forget(row, keep)

@@ -73,13 +73,27 @@ class KVCacheManager:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.format_label = format_label
-        self.lineages = [format_label]  # lineages that may be hit, the pure one first
+        self.reuse_recoded = True  # whether rows tagged `new<old` may be hit
+        self._recoded_lineages: dict[str, None] = {}
         self.contiguous = contiguous
         self._root_key = root_key
         self._max_pages = -(-max_model_len // block_size) + 1
         self.requests: dict[str, RequestBlocks] = {}
 
     # ---- keys
+
+    @property
+    def lineages(self) -> list[str]:
+        """Numerics tags that may be hit now, the pure one first."""
+        return [self.format_label] + (list(self._recoded_lineages) if self.reuse_recoded else [])
+
+    def remember_lineage(self, lineage: str) -> None:
+        """Rows with this tag exist after a recode."""
+        self._recoded_lineages[lineage] = None
+
+    def forget_lineages(self) -> None:
+        """No recoded rows are of the current format any more (the next recode begins)."""
+        self._recoded_lineages.clear()
 
     def chain(self, request: Request) -> list[PrefixKey]:
         """Chain keys of the request's full blocks, extended as tokens were added."""
@@ -356,15 +370,20 @@ class KVCacheManager:
 
     # ---- what a step needs
 
-    def page_offsets(self, requests: list[Request], groups: tuple[int, ...]) -> np.ndarray:
-        """Byte offsets of pages, int64 [num_groups, R, P], -1 = padding."""
-        tables = [self.requests[request.request_id] for request in requests]
-        width = max(int(blocks.num_pages[list(groups)].max()) for blocks in tables)
-        out = np.full((len(groups), len(tables), width), -1, np.int64)
-        for at, group in enumerate(groups):
-            for row, blocks in enumerate(tables):
-                ids = blocks.blocks(group)
-                out[at, row, : len(ids)] = self.pool.offset[ids]
+    def page_offsets(
+        self, requests: list[Request], groups: tuple[int, ...], kv_lens: np.ndarray
+    ) -> np.ndarray:
+        """Byte offsets of the pages that hold `kv_lens` int [num_groups, R] slots.
+
+        Returns int64 [num_groups, R, P], -1 = padding; pages reserved beyond are left out.
+        """
+        used = -(-kv_lens // self.block_size)
+        out = np.full((len(groups), len(requests), int(used.max())), -1, np.int64)
+        for row, request in enumerate(requests):
+            table = self.requests[request.request_id].table
+            for at, group in enumerate(groups):
+                count = used[at, row]
+                out[at, row, :count] = self.pool.offset[table[group, :count]]
         return out
 
     def stored_lens(self, requests: list[Request], groups: tuple[int, ...]) -> np.ndarray:

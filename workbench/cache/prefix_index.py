@@ -61,6 +61,10 @@ class PrefixIndex:
             self._evicted_at.popitem(last=False)
         self._on_removed(row)
 
+    def clear(self) -> None:
+        """Hide every row at once (a rebuild or recode); the caller announces it."""
+        self._rows.clear()
+
     def evicted_at(self, key: PrefixKey) -> int | None:
         """Step at which a key was last evicted from HBM, if remembered."""
         return self._evicted_at.get(key)

@@ -119,11 +119,15 @@ class Scheduler:
         victims = list(self.running)
         for request in victims:
             self.preempt(request, reason)
+        self.drop_fetches()
+        return len(victims)
+
+    def drop_fetches(self) -> None:
+        """Forget what waiting requests have below HBM: loads on the way, swapped pages."""
         for request in self.waiting:
             self.fetcher.release(request, finished=True)
             if request.status is RequestStatus.LOADING:
-                request.status = RequestStatus.WAITING
-        return len(victims)
+                request.status = _idle_status(request)
 
     # ---- one step
 
@@ -132,9 +136,7 @@ class Scheduler:
         out = SchedulerOutput()
         for request in self.fetcher.poll():
             if request.status is RequestStatus.LOADING:
-                request.status = (
-                    RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
-                )
+                request.status = _idle_status(request)
         budget = StepBudget(self.settings.token_budget, self.settings.max_num_seqs)
         self._schedule_running(out, budget)
         if not out.preempted:
@@ -269,9 +271,13 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.append(request)
         request.status = RequestStatus.RUNNING
-        self.fetcher.release(request, finished=False)
         self.on_admit(request, hit, num_loaded_pages)
+        self.fetcher.release(request, finished=False)
         count = self._num_new_tokens(request, budget)
         if resumed_by_swap and not self.manager.grow(request, count):
             return 0  # it runs on at the next step, which may preempt for it
         return count
+
+
+def _idle_status(request: Request) -> RequestStatus:
+    return RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING

@@ -1,0 +1,204 @@
+"""Live changes of settings: check everything, then do it, and report what was done."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.config import (
+    EngineConfig,
+    all_settings,
+    difference,
+    get_setting,
+    replace_settings,
+)
+from workbench.engine.cache_stack import group_specs, make_geometry, plan_slabs
+from workbench.engine.recode import count_resident, pages_that_fit, recode
+from workbench.errors import CapacityError, SettingError
+from workbench.snapshot import ApplyReport
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+RECODE_MS_PER_BLOCK = 0.3  # until one was measured
+
+
+def preview(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
+    """What `apply` would do; raises as `apply` would."""
+    config, kinds = _plan(engine, changes)
+    before, after = _blocks(engine, config, kinds)
+    live, idle = count_resident(engine)
+    report: dict[str, Any] = {}
+    if "rebuild" in kinds.values():
+        report["num_evicted_blocks"] = idle
+        report["num_preempted_requests"] = len(engine.scheduler.running)
+    elif "recode" in kinds.values():
+        kept = min(live + idle, after)
+        report["num_recoded_blocks"] = kept
+        report["num_evicted_blocks"] = min(idle, live + idle - kept)
+        report["num_preempted_requests"] = _num_too_many(engine, after)
+        report["milliseconds"] = kept * engine.recode_ms_per_block
+    return ApplyReport(
+        version=engine.config_version, changes=difference(config, engine.config),
+        previous=difference(engine.config, config), kinds=kinds, blocks_before=before,
+        blocks_after=after, preview=True, notes=_notes(engine, config, kinds), **report,
+    )
+
+
+def _num_too_many(engine: "Engine", blocks_after: int) -> int:
+    """Running requests that would have to be preempted, last in order first."""
+    order, manager = engine.scheduler.order, engine.stack.manager
+    running = sorted(engine.scheduler.running, key=lambda request: order.key(request, 0))
+    held = [manager.blocks_held(request) for request in running]
+    count = 0
+    while held and sum(held) > blocks_after:
+        held.pop()
+        count += 1
+    return count
+
+
+def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
+    """Change settings; nothing is changed if any of them is not possible."""
+    started_s = engine.clock.wall_s()
+    config, kinds = _plan(engine, changes)
+    previous = difference(engine.config, config)
+    applied = difference(config, engine.config)
+    before, _ = _blocks(engine, config, kinds)
+    if any(path.startswith("tiers.") for path in kinds):
+        engine.hierarchy.configure(config.tiers)  # TierError leaves everything as it was
+    numbers: dict[str, Any] = {}
+    if "rebuild" in kinds.values():
+        numbers = _rebuild(engine, config)
+    elif "recode" in kinds.values():
+        result = recode(engine, config)
+        numbers = vars(result)
+    engine.config = config
+    _apply_hot(engine)
+    engine.config_version += 1
+    milliseconds = (engine.clock.wall_s() - started_s) * 1e3
+    if numbers.get("num_recoded_blocks"):
+        engine.recode_ms_per_block = milliseconds / numbers["num_recoded_blocks"]
+    _, after = _blocks(engine, config, {})
+    report = ApplyReport(
+        version=engine.config_version, changes=applied, previous=previous, kinds=kinds,
+        blocks_before=before, blocks_after=after, milliseconds=milliseconds,
+        notes=_notes(engine, config, kinds), **numbers,
+    )
+    engine.last_apply = report
+    if applied:
+        engine.log.tell(
+            "apply", changes=applied, milliseconds=milliseconds, blocks_before=before,
+            blocks_after=after, **numbers,
+        )
+    return report
+
+
+def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict[str, str]]:
+    """The new config and the kind of each change; raises if it cannot be."""
+    config = replace_settings(engine.config, changes)
+    settings = all_settings()
+    kinds = {
+        path: settings[path].metadata["change"] for path in difference(config, engine.config)
+    }
+    restarts = [path for path, kind in kinds.items() if kind == "restart"]
+    if restarts:
+        raise SettingError(f"{restarts[0]} needs the weights loaded again: build a new engine")
+    if "rebuild" in kinds.values():
+        _check_rebuild(engine, config)
+    elif "recode" in kinds.values():
+        _check_recode(engine, config)
+    return config, kinds
+
+
+def _check_rebuild(engine: "Engine", config: EngineConfig) -> None:
+    """Every unfinished request must fit the new cache alone."""
+    geometry = make_geometry(config, engine.model)
+    slab_bytes, num_slabs = plan_slabs(geometry, config)
+    slabs_of = [slab_bytes // spec.page_bytes for spec in group_specs(geometry, config)]
+    longest = config.model.max_model_len
+    for request in engine.requests.values():
+        tokens = request.num_tokens + 1
+        if tokens > longest:
+            raise SettingError(
+                f"model.max_model_len = {longest} is shorter than request {request.request_id} "
+                f"({request.num_tokens} tokens): abort it or choose more"
+            )
+        pages = -(-min(tokens, engine.max_slots(tokens)) // config.cache.block_size)
+        if sum(-(-pages // per_slab) for per_slab in slabs_of) > num_slabs:
+            raise CapacityError(
+                f"cache.hbm_budget_mib = {config.cache.hbm_budget_mib:g} MiB is too small for "
+                f"request {request.request_id} ({request.num_tokens} tokens): abort it or choose "
+                "more"
+            )
+
+
+def _check_recode(engine: "Engine", config: EngineConfig) -> None:
+    pool = engine.stack.pool
+    specs = group_specs(engine.stack.geometry, config)
+    if any(spec.page_bytes > pool.slab_bytes for spec in specs):
+        raise CapacityError(
+            f"cache.k_format = {config.cache.k_format} makes a page of "
+            f"{max(spec.page_bytes for spec in specs) / 2**20:.2f} MiB, larger than a slab: raise "
+            "cache.hbm_budget_mib"
+        )
+    limit = pages_that_fit(specs, pool)
+    for request in engine.requests.values():
+        pages = engine.stack.manager.num_pages_for(engine.max_slots(request.num_tokens + 1))
+        if pages > limit:
+            raise CapacityError(
+                f"request {request.request_id} needs {pages} blocks and {limit} fit in "
+                f"{config.cache.k_format}: abort it or raise cache.hbm_budget_mib"
+            )
+
+
+def _blocks(engine: "Engine", config: EngineConfig, kinds: dict[str, str]) -> tuple[int, int]:
+    """Blocks of the whole cache now and under `config`."""
+    before = engine.stack.manager.capacity_pages
+    if "rebuild" in kinds.values():
+        geometry = make_geometry(config, engine.model)
+        slab_bytes, num_slabs = plan_slabs(geometry, config)
+        per = [slab_bytes // spec.page_bytes for spec in group_specs(geometry, config)]
+        return before, int(num_slabs / sum(1 / count for count in per))
+    if "recode" in kinds.values():
+        return before, pages_that_fit(group_specs(engine.stack.geometry, config), engine.stack.pool)
+    return before, before
+
+
+def _rebuild(engine: "Engine", config: EngineConfig) -> dict[str, int]:
+    """Lay the cache out anew; running requests go back to the queue and are recomputed."""
+    _, idle = count_resident(engine)
+    preempted = engine.scheduler.preempt_all("rebuild")
+    for request in engine.scheduler.waiting:
+        request.chain_keys.clear()
+    engine.stop_shadow()
+    engine.replace_stack(config)
+    return {"num_evicted_blocks": idle, "num_preempted_requests": preempted}
+
+
+def _apply_hot(engine: "Engine") -> None:
+    config = engine.config
+    scheduler = engine.scheduler
+    scheduler.settings = config.scheduling
+    scheduler.order = engine.registry.create("order", config.scheduling.order)
+    engine.retention = engine.registry.create("retention", config.retention.policy)
+    engine.bind_settings()
+    if config.model.num_threads:
+        torch.set_num_threads(config.model.num_threads)
+
+
+def _notes(engine: "Engine", config: EngineConfig, kinds: dict[str, str]) -> list[str]:
+    """Keys of short remarks: the app's text files hold the sentences."""
+    notes = []
+    tiers = config.tiers
+    if tiers.disk_mib and tiers.dram_mib and tiers.disk_mib < tiers.dram_mib:
+        notes.append("disk_smaller_than_dram")
+    if tiers.dram_mib and tiers.dram_mib < config.cache.hbm_budget_mib:
+        notes.append("dram_smaller_than_hbm")
+    if kinds.get("scheduling.preemption") and config.scheduling.preemption == "swap" and not (
+        tiers.dram_mib or tiers.disk_mib
+    ):
+        notes.append("swap_without_tier")
+    if engine.config.cache.mode != config.cache.mode and config.cache.mode == "off":
+        notes.append("cache_off_is_a_lesson")
+    if get_setting(config, "cache.allocation") == "contiguous":
+        notes.append("contiguous_shares_nothing")
+    return notes

@@ -1,0 +1,416 @@
+"""The engine: schedule, run, update. Usable in process; `workbench/client` puts it in its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from workbench.cache.kv_cache_manager import PrefixHit
+from workbench.cache.prefix_index import Row
+from workbench.cache.retention import RetentionPolicy, StoredPages
+from workbench.clock import Clock, RealClock
+from workbench.config import EngineConfig
+from workbench.engine import apply as applying
+from workbench.engine import inspector, integrity
+from workbench.engine.cache_stack import CacheStack, build_stack
+from workbench.engine.event_log import EventLog
+from workbench.engine.frames import FrameBuilder
+from workbench.engine.intake import Intake
+from workbench.engine.metrics import Metrics
+from workbench.engine.misses import MissExplainer
+from workbench.engine.runner import ForwardBatch, make_batch
+from workbench.engine.sampling import sample
+from workbench.engine.shadow import Shadow
+from workbench.engine.step_recorder import StepRecorder
+from workbench.engine.streams import Stream
+from workbench.errors import RequestError
+from workbench.events import Event, KVEventBatch
+from workbench.model.load import LoadedModel
+from workbench.registry import Registry
+from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
+from workbench.snapshot import ApplyReport, BlockView, IntegrityView, Snapshot
+from workbench.spatial.hierarchy.hierarchy import Hierarchy
+from workbench.structural.retention.observer import MassObserver
+from workbench.engine.builtin import builtin_registry
+from workbench.temporal.scheduling.fetcher import Fetcher
+from workbench.temporal.scheduling.scheduler import Scheduler, SchedulerOutput
+
+MASS_EVERY = 4  # steps between observations of attention mass when only the display wants it
+OWNER_SLOTS = 255
+
+
+class Engine:
+    """A paged engine over one model. One thread uses it; nothing is shared between engines."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        *,
+        registry: Registry | None = None,
+        clock: Clock | None = None,
+        on_kv_events: Callable[[KVEventBatch], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.clock: Clock = clock or RealClock()
+        self.registry = registry or builtin_registry()
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.log = EventLog(self.clock, on_kv_events, config.cache.block_size)
+        self.metrics = Metrics(self.clock)
+        self.recorder = StepRecorder(self.clock)
+        self.misses = MissExplainer()
+        self.requests: dict[str, Request] = {}  # unfinished ones
+        self.finished: dict[str, Request] = {}  # the newest finished ones, for the list
+        self.streams: dict[str, Stream] = {}
+        self.observers: dict[str, MassObserver] = {}
+        self.shadow: Shadow | None = None
+        self.config_version = 0
+        self.last_apply: ApplyReport | None = None
+        self.last_integrity: IntegrityView | None = None
+        self.num_steps = 0
+        self.recode_ms_per_block = applying.RECODE_MS_PER_BLOCK
+        self.observe_mass = True  # the display wants mass every few steps
+        self._outbox: list[RequestOutput] = []
+        self.intake = Intake(self)
+        self.scheduler = Scheduler(
+            config.scheduling, order=self.registry.create("order", config.scheduling.order),
+            clock=self.clock, tell=self.log.tell, max_slots=self.max_slots,
+        )
+        self.scheduler.on_admit = self._on_admit
+        self.retention: RetentionPolicy = self.registry.create(
+            "retention", config.retention.policy
+        )
+        self.stack: CacheStack = self._build_stack(config)
+        row_bytes = sum(spec.page_bytes for spec in self.stack.specs)
+        self.hierarchy = Hierarchy(config.tiers, row_bytes, self.clock, self._on_tier_event)
+        self._bind()
+        self.frames = FrameBuilder(self)
+
+    def _build_stack(self, config: EngineConfig) -> CacheStack:
+        return build_stack(
+            config, self.model, device=self.device, clock=self.clock, log=self.log,
+            before_evict=self.before_evict,
+        )
+
+    def replace_stack(self, config: EngineConfig) -> None:
+        """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""
+        self.stack.pool.index.clear()
+        self.log.on_cleared()
+        self.config = config
+        del self.stack, self.fetcher, self.scheduler.manager, self.scheduler.fetcher
+        self.stack = self._build_stack(config)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Connect scheduler and fetcher to the current stack."""
+        stack = self.stack
+        self.fetcher = Fetcher(
+            stack.manager, stack.store, self.hierarchy, self.metrics.recompute_s,
+            on_load=self._on_load,
+        )
+        self.scheduler.bind(stack.manager, self.fetcher)
+        stack.pool.step = self.num_steps
+        self.log.block_size = self.config.cache.block_size
+        self.bind_settings()
+
+    def bind_settings(self) -> None:
+        """Hand hot settings to those who use them."""
+        cache, tiers = self.config.cache, self.config.tiers
+        self.fetcher.gate = tiers.gate
+        self.fetcher.enabled = tiers.dram_mib > 0 or tiers.disk_mib > 0
+        self.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
+        self.stack.manager.reuse_recoded = cache.reuse == "recoded"
+
+    # ---- requests
+
+    def add_request(self, spec: RequestSpec) -> str:
+        """Queue a request and return its id; RequestError says in a sentence what is wrong."""
+        request = self.intake.accept(spec)
+        self.requests[request.request_id] = request
+        self.streams[request.request_id] = Stream(self.model.tokenizer, request)
+        self.observers[request.request_id] = MassObserver(
+            self.config.model.max_model_len + self.config.cache.block_size
+        )
+        self.scheduler.add(request)
+        return request.request_id
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in any state; False if it is not there (any more)."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request, RequestStatus.FINISHED_ABORTED)
+        self.log.tell("abort", request_id)
+        return True
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    # ---- one step: schedule, run, update
+
+    def step(self) -> list[RequestOutput]:
+        """Advance by one batch; new tokens and ends since the last call."""
+        self.num_steps += 1
+        self.log.step = self.stack.pool.step = self.num_steps
+        self.recorder.start()
+        out = self.scheduler.schedule()
+        self._after_schedule(out)
+        self.recorder.scheduled()
+        if out.scheduled:
+            batch = make_batch(list(out.scheduled.values()))
+            logits, mass = self.stack.runner.run(batch, mass=self._wants_mass())
+            self.recorder.ran(self.stack.runner.timing)
+            self._update(batch, logits, mass)
+            self._measure(batch)
+        self.log.flush_kv()
+        outputs, self._outbox = self._outbox, []
+        return outputs
+
+    def _measure(self, batch: ForwardBatch) -> None:
+        view = self.recorder.finish(self.num_steps, batch)
+        self.metrics.step_ms.add(view.wall_ms)
+        num_tokens = int(batch.q_lens.sum())
+        if view.num_prefill_tokens > 0.8 * num_tokens:
+            self.metrics.observe_prefill(num_tokens, view.wall_ms / 1e3)
+
+    def _wants_mass(self) -> bool:
+        if self.retention.needs_mass:
+            return True
+        return self.observe_mass and self.num_steps % MASS_EVERY == 0
+
+    def _after_schedule(self, out: SchedulerOutput) -> None:
+        for request in out.preempted:
+            self.metrics.num_preemptions += 1
+            self.metrics.preemptions.add(1)
+        for request in out.failed:
+            self._close(request)
+            self.log.tell("fail", request.request_id, error=request.error)
+        recent = len(self.metrics.preemptions.values())
+        if out.preempted and recent >= 3:
+            self.log.tell(
+                "thrash", num_preemptions=recent, seconds=self.metrics.preemptions.window_s
+            )
+
+    def _update(
+        self, batch: ForwardBatch, logits: torch.Tensor, mass: torch.Tensor | None
+    ) -> None:
+        manager = self.stack.manager
+        if mass is not None:
+            self._observe(batch, mass.numpy())
+        for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True):
+            manager.commit(request, count)
+            self._count(request, count)
+            request.num_computed_tokens += count
+            if self.scheduler.prefix_caching:
+                manager.publish(request, request.num_computed_tokens)
+        tokens = sample(logits, batch.logit_requests)
+        if self.shadow is not None:
+            self.shadow.follow(batch, logits, tokens)
+        for request, token in zip(batch.logit_requests, tokens, strict=True):
+            self._append(request, token)
+        for request in batch.requests:
+            if not request.status.is_finished:
+                self._retain(request)
+
+    def _count(self, request: Request, count: int) -> None:
+        start = request.num_computed_tokens
+        again = min(count, max(0, request.max_computed_tokens - start))
+        request.num_recomputed_tokens += again
+        request.max_computed_tokens = max(request.max_computed_tokens, start + count)
+        self.metrics.recomputed_tokens += again
+        self.metrics.computed_tokens += count
+        if count > 1:
+            self.metrics.prefill_tokens.add(count)
+        else:
+            self.metrics.decode_tokens.add(count)
+
+    def _append(self, request: Request, token: int) -> None:
+        now = self.clock.now_s()
+        request.token_ids.append(token)
+        if request.first_token_s is None:
+            request.first_token_s = now
+            self.metrics.ttft_ms.add((now - request.arrival_s) * 1e3)
+        else:
+            self.metrics.itl_ms.add((now - request.last_token_s) * 1e3)
+        request.last_token_s = now
+        self.metrics.output_tokens.add(1)
+        text = self.streams[request.request_id].push(token)
+        params = request.sampling
+        full = request.num_tokens >= self.config.model.max_model_len
+        if token in self.model.tokenizer.eos_ids and not params.ignore_eos:
+            self._finish(request, RequestStatus.FINISHED_STOPPED, [token], text)
+        elif request.num_output_tokens >= params.max_tokens or full:
+            self._finish(request, RequestStatus.FINISHED_LENGTH, [token], text)
+        else:
+            if self.config.cache.mode == "off":
+                self.stack.manager.rewind(request)
+                request.num_computed_tokens = 0
+            self._emit(request, [token], text)
+
+    # ---- ends
+
+    def _finish(
+        self, request: Request, status: RequestStatus, tokens: list[int] | None = None,
+        text: str = "",
+    ) -> None:
+        self.misses.remember(request)
+        self.scheduler.finish(request, status)
+        text += self.streams[request.request_id].flush()
+        self._close(request, tokens or [], text)
+        if status is not RequestStatus.FINISHED_ABORTED:
+            self.log.tell(
+                "finish", request.request_id, num_output=request.num_output_tokens,
+                status=status.value,
+            )
+
+    def _close(self, request: Request, tokens: list[int] | None = None, text: str = "") -> None:
+        """Move an ended request to the finished list and tell its reader."""
+        self._emit(request, tokens or [], text)
+        self.requests.pop(request.request_id, None)
+        self.finished[request.request_id] = request
+        while len(self.finished) > 32:
+            oldest = next(iter(self.finished))
+            for store in (self.finished, self.streams, self.observers):
+                store.pop(oldest, None)  # type: ignore[attr-defined]
+        if self.shadow is not None and self.shadow.request is request:
+            self.shadow.end()
+
+    def _emit(self, request: Request, tokens: list[int], text: str) -> None:
+        self._outbox.append(
+            RequestOutput(
+                request_id=request.request_id, new_token_ids=tokens, new_text=text,
+                status=request.status.value, num_output_tokens=request.num_output_tokens,
+                error=request.error,
+            )
+        )
+
+    # ---- attention mass and retention
+
+    def _observe(self, batch: ForwardBatch, mass: np.ndarray) -> None:
+        manager, pool = self.stack.manager, self.stack.pool
+        size = self.config.cache.block_size
+        for row, request in enumerate(batch.requests):
+            blocks = manager.requests[request.request_id]
+            count = int(batch.q_lens[row])
+            stored = int(blocks.stored_len[0]) + count
+            pages = -(-stored // size)
+            first = blocks.page_pos[0, :pages]
+            positions = (first[:, None] + np.arange(size)).ravel()[:stored]
+            observer = self.observers[request.request_id]
+            observer.observe(positions, mass[row, :stored], count)
+            ids = blocks.table[0, :pages]
+            pool.mass[ids] = observer.page_rates(first, size)
+
+    def _retain(self, request: Request) -> None:
+        settings = self.config.retention
+        if settings.policy == "none":
+            return
+        manager, size = self.stack.manager, self.config.cache.block_size
+        observer = self.observers[request.request_id]
+        blocks = manager.requests[request.request_id]
+        dropped = 0
+        for group in range(len(manager.classes)):
+            full = int(blocks.stored_len[group]) // size
+            first = blocks.page_pos[group, :full]
+            pages = StoredPages(
+                first, observer.page_rates(first, size), int(blocks.stored_len[group]),
+                request.num_computed_tokens, size,
+            )
+            chosen = self.retention.choose(pages, settings)
+            if chosen:
+                observer.mark_evicted(first[chosen], size)
+                dropped += manager.evict_pages(request, group, chosen)
+        if dropped:
+            self.log.tell(
+                "retain", request.request_id, num_pages=dropped, num_tokens=dropped * size,
+                policy=settings.policy,
+            )
+
+    def max_slots(self, num_tokens: int) -> int:
+        """Slots a request of this length needs at most at any moment."""
+        settings = self.config.retention
+        if settings.policy == "none":
+            return num_tokens
+        budget = max(settings.budget_tokens, settings.sink_tokens + settings.window_tokens)
+        spare = self.config.scheduling.chunk_tokens + 2 * self.config.cache.block_size
+        return min(num_tokens, budget + spare)
+
+    # ---- what the owners report
+
+    def _on_admit(self, request: Request, hit: PrefixHit, num_loaded_pages: int) -> None:
+        self.intake.admitted(request, hit, num_loaded_pages)
+
+    def before_evict(self, row: Row) -> None:
+        """A row is about to leave HBM, its bytes still intact: offer it to the tiers."""
+        before = self.fetcher.counters.num_demoted_pages
+        self.fetcher.demote(row)
+        self.metrics.evictions.add(1)
+        tier = "" if self.fetcher.counters.num_demoted_pages == before else (
+            "G2" if self.config.tiers.dram_mib > 0 else "G3"
+        )
+        self.log.tell("evict", num_blocks=len(row.blocks), to_tier=tier)
+
+    def _on_load(self, request: Request, tiers: dict[str, int], seconds: float) -> None:
+        for tier, pages in tiers.items():
+            self.log.tell(
+                "load", request.request_id, num_blocks=pages, tier=tier,
+                num_tokens=pages * self.config.cache.block_size, milliseconds=seconds * 1e3,
+            )
+
+    def _on_tier_event(self, kind: str, data: dict[str, Any]) -> None:
+        self.log.tell(kind if kind in ("tier_fault", "store") else "engine", **data)
+
+    # ---- settings
+
+    def apply(self, changes: dict[str, Any]) -> ApplyReport:
+        """Change settings live; SettingError or CapacityError changes nothing."""
+        return applying.apply(self, changes)
+
+    def preview(self, changes: dict[str, Any]) -> ApplyReport:
+        """What `apply` would do."""
+        return applying.preview(self, changes)
+
+    # ---- looking in
+
+    def frame(self, seq: int, *, state: str, speed: float = 1.0, detail: str = "") -> bytes:
+        """One binary frame for viewers."""
+        return self.frames.frame(seq, state=state, speed=speed, detail=detail)
+
+    def snapshot(self) -> Snapshot:
+        """The same picture as a structure."""
+        state = "running" if self.has_work() else "idle"
+        return self.frames.snapshot(0, state=state, speed=1.0, detail="")
+
+    def inspect(self, tier: str, cell: int) -> BlockView:
+        """Everything about one cell of the grid."""
+        return inspector.inspect(self, tier, cell)
+
+    def events_since(self, seq: int) -> list[Event]:
+        """Events after number `seq`."""
+        return self.log.since(seq)
+
+    def start_shadow(self, request_id: str) -> None:
+        """Compute one running request in full precision too, from its next step on."""
+        request = self.requests.get(request_id)
+        if request is None:
+            raise RequestError(f"request {request_id} is not running: choose one that is")
+        self.stop_shadow()
+        self.shadow = Shadow(self, request)
+
+    def stop_shadow(self) -> None:
+        """End the shadow and give its memory back."""
+        self.shadow = None
+
+    def check_integrity(self) -> IntegrityView:
+        """Check the invariants now; raises nothing."""
+        self.last_integrity = integrity.check(self)
+        return self.last_integrity
+
+    def close(self) -> None:
+        """End every request and close the tiers; twice is harmless."""
+        for request_id in list(self.requests):
+            self.abort(request_id)
+        self.hierarchy.close()

@@ -1,0 +1,90 @@
+"""What happened: a bounded ring of events for people, and KV events in vLLM's schema."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from workbench.cache.prefix_index import Row
+from workbench.clock import Clock
+from workbench.events import (
+    EVENT_KINDS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    KVEventBatch,
+)
+
+RING = 10_000
+# events worth the one plain sentence on the page; the others stay in the list
+SENTENCE_KINDS = (
+    "share", "evict", "load", "preempt", "fail", "apply", "retain", "tier_fault", "refuse",
+    "thrash",
+)
+
+
+class EventLog:
+    """Numbers events, keeps the newest, and gathers one step's KV events into a batch."""
+
+    def __init__(
+        self, clock: Clock, on_kv_events: Callable[[KVEventBatch], None] | None, block_size: int
+    ) -> None:
+        self.step = 0
+        self.block_size = block_size
+        self.sentence: Event | None = None
+        self.totals: dict[str, int] = dict.fromkeys(EVENT_KINDS, 0)
+        self._clock = clock
+        self._ring: deque[Event] = deque(maxlen=RING)
+        self._seq = 0
+        self._kv: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+        self._on_kv_events = on_kv_events
+
+    def tell(self, kind: str, request_id: str = "", **data: Any) -> None:
+        """Record an event; `data` are the numbers its sentence needs."""
+        if kind not in EVENT_KINDS:
+            raise ValueError(f"unknown event kind {kind!r}")
+        self._seq += 1
+        event = Event(
+            seq=self._seq, step=self.step, time_s=self._clock.now_s(), kind=kind,
+            request_id=request_id, data=data,
+        )
+        self._ring.append(event)
+        self.totals[kind] += 1
+        if kind in SENTENCE_KINDS:
+            self.sentence = event
+
+    def since(self, seq: int, limit: int = RING) -> list[Event]:
+        """Events after number `seq`, oldest first, the newest `limit` of them."""
+        found: list[Event] = []
+        for event in reversed(self._ring):
+            if event.seq <= seq or len(found) >= limit:
+                break
+            found.append(event)
+        return found[::-1]
+
+    def on_stored(self, row: Row) -> None:
+        """A row became visible in HBM."""
+        self._kv.append(
+            BlockStored(
+                block_hashes=[row.key], parent_block_hash=row.parent_key,
+                token_ids=list(row.token_ids), block_size=self.block_size, medium="GPU",
+            )
+        )
+
+    def on_removed(self, row: Row) -> None:
+        """A row is no longer visible in HBM."""
+        self._kv.append(BlockRemoved(block_hashes=[row.key], medium="GPU"))
+
+    def on_cleared(self) -> None:
+        """Every block was dropped."""
+        self._kv.append(AllBlocksCleared())
+
+    def flush_kv(self) -> KVEventBatch | None:
+        """Close the step's batch of KV events and hand it to the subscriber."""
+        if not self._kv:
+            return None
+        batch = KVEventBatch(ts=self._clock.wall_s(), events=self._kv, data_parallel_rank=0)
+        self._kv = []
+        if self._on_kv_events is not None:
+            self._on_kv_events(batch)
+        return batch

@@ -1,0 +1,219 @@
+"""Builds frames and snapshots: everything a viewer sees, copied out of the engine's owners."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.cache.keys import TierKey
+from workbench.config import all_settings, get_setting
+from workbench.engine import request_views
+from workbench.engine.cells import HbmCells, Planes, TierCells, hbm_cells
+from workbench.engine.hardware import Hardware
+from workbench.engine.ledger import ledger
+from workbench.engine.metrics import Metrics, share
+from workbench.snapshot import (
+    LedgerLine,
+    Number,
+    PageClassView,
+    Snapshot,
+    TierGrid,
+    TierView,
+    encode_frame,
+)
+from workbench.spatial.hierarchy.counters import TierStats
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+NUM_EVENTS = 60
+RATE_WINDOW_S = 2.0
+LEDGER_EVERY = 5  # frames
+
+
+class FrameBuilder:
+    """Keeps what frames need from one to the next: cells of tiers, rates, the last ledger."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self.tier_cells = {"G2": TierCells(), "G3": TierCells()}
+        self.tier_owners: dict[TierKey, int] = {}
+        self._totals: dict[str, list[tuple[float, int]]] = {}
+        self._hardware = Hardware(engine.clock)
+        self._ledger: tuple[list[LedgerLine], int] = ([], 0)
+        self._num_built = 0
+
+    def frame(self, seq: int, *, state: str, speed: float, detail: str) -> bytes:
+        """One binary frame."""
+        hbm = hbm_cells(self._engine.stack.pool, self._shown_class())
+        snapshot, cells = self._build(hbm, seq, state, speed, detail)
+        return encode_frame(snapshot, cells, request_views.tables(self._engine, hbm))
+
+    def snapshot(self, seq: int, *, state: str, speed: float, detail: str) -> Snapshot:
+        """The structure alone."""
+        hbm = hbm_cells(self._engine.stack.pool, self._shown_class())
+        return self._build(hbm, seq, state, speed, detail)[0]
+
+    def _shown_class(self) -> int:
+        return self._engine.stack.manager.classes[0]
+
+    def _build(
+        self, hbm: HbmCells, seq: int, state: str, speed: float, detail: str
+    ) -> tuple[Snapshot, list[Planes]]:
+        engine = self._engine
+        if self._num_built % LEDGER_EVERY == 0:
+            self._ledger = ledger(engine)
+        self._num_built += 1
+        grids = [
+            TierGrid(
+                name="G1", num_cells=len(hbm.ids), slab_bytes=engine.stack.pool.slab_bytes,
+                slabs=hbm.slabs,
+            )
+        ]
+        cells = [hbm.planes]
+        tiers = [self._hbm_tier(hbm)]
+        for stats in engine.hierarchy.stats().tiers:
+            grid, planes = self._tier_grid(stats)
+            grids.append(grid)
+            cells.append(planes)
+            tiers.append(self._tier_view(stats))
+        views = request_views.views(engine)
+        snapshot = Snapshot(
+            seq=seq, step=engine.num_steps, time_s=engine.clock.now_s(), state=state,
+            state_detail=detail, speed=speed, config_version=engine.config_version,
+            settings={path: get_setting(engine.config, path) for path in all_settings()},
+            device=engine.device, stands_in=engine.device == "cpu",
+            backend="triton" if engine.device == "cuda" else "torch",
+            model_name=engine.model.name, weight_format=engine.model.decoder.weight_format,
+            weight_bytes=engine.model.decoder.weight_bytes,
+            block_size=engine.config.cache.block_size,
+            owner_labels={
+                str(request.owner): request.request_id for request in engine.requests.values()
+            },
+            classes=_classes(engine), grid=grids, tiers=tiers, requests=views,
+            num_waiting=len(engine.scheduler.waiting), num_running=len(engine.scheduler.running),
+            numbers=self._numbers(engine.metrics), last_step=engine.recorder.last,
+            ledger=self._ledger[0], rss_bytes=self._ledger[1],
+            shadow=engine.shadow.view() if engine.shadow else None,
+            integrity=engine.last_integrity, hardware=self._hardware.numbers(),
+            events=engine.log.since(0, NUM_EVENTS), sentence=engine.log.sentence,
+            last_apply=engine.last_apply,
+        )
+        return snapshot, cells
+
+    def _tier_grid(self, stats: TierStats) -> tuple[TierGrid, Planes]:
+        engine = self._engine
+        if not stats.on:
+            empty = {name: np.zeros(0, np.uint8) for name in ("state", "owner", "refs", "mass",
+                                                              "age")}
+            return TierGrid(name=stats.name, num_cells=0, slab_bytes=0, slabs=[]), empty
+        row_bytes = sum(spec.page_bytes for spec in engine.stack.specs)
+        count, planes = self.tier_cells[stats.name].update(
+            engine.hierarchy.version(stats.name), engine.hierarchy.entries(stats.name),
+            stats.capacity_bytes // row_bytes, self.tier_owners,
+        )
+        grid = TierGrid(
+            name=stats.name, num_cells=count, slab_bytes=stats.capacity_bytes,
+            slabs=[[self._shown_class(), count]],
+        )
+        return grid, planes
+
+    def _rate(self, name: str, total: int) -> float:
+        """Bytes per second over the last two seconds."""
+        now = self._engine.clock.wall_s()
+        history = self._totals.setdefault(name, [])
+        history.append((now, total))
+        while len(history) > 1 and history[0][0] < now - RATE_WINDOW_S:
+            history.pop(0)
+        elapsed = now - history[0][0]
+        return (total - history[0][1]) / elapsed if elapsed > 0 else 0.0
+
+    def _hbm_tier(self, hbm: HbmCells) -> TierView:
+        engine = self._engine
+        pool = engine.stack.pool
+        state = hbm.planes["state"] & 7
+        sizes = np.array([spec.page_bytes for spec in pool.classes])[
+            np.maximum(pool.slab_class[hbm.ids // pool.stride], 0)
+        ]
+        used = int(sizes[state == 2].sum())
+        cached = int(sizes[state == 1].sum())
+        lower = engine.hierarchy.stats().tiers
+        loaded = sum(tier.loaded_bytes for tier in lower)
+        stored = sum(tier.stored_bytes for tier in lower[:1]) or sum(
+            tier.stored_bytes for tier in lower
+        )
+        capacity = pool.num_slabs * pool.slab_bytes
+        return TierView(
+            name="G1", medium="HBM" if engine.device == "cuda" else "HBM (CPU memory stands in)",
+            enabled=True, capacity_bytes=capacity, used_bytes=used, cached_bytes=cached,
+            free_bytes=capacity - used - cached,
+            pinned_bytes=int(sizes[pool.pins[hbm.ids] > 0].sum()),
+            in_bytes_per_s=self._rate("G1.in", loaded),
+            out_bytes_per_s=self._rate("G1.out", stored),
+            in_bytes_total=loaded, out_bytes_total=stored,
+            num_entries=int((state > 0).sum()), hits=engine.metrics.hit_tokens,
+            misses=engine.metrics.prompt_tokens - engine.metrics.hit_tokens, faults=0,
+            provenance="measured",
+        )
+
+    def _tier_view(self, stats: TierStats) -> TierView:
+        private = stats.pinned_bytes
+        return TierView(
+            name=stats.name, medium="DRAM" if stats.name == "G2" else "disk", enabled=stats.on,
+            capacity_bytes=stats.capacity_bytes, used_bytes=stats.used_bytes,
+            cached_bytes=0, free_bytes=max(0, stats.capacity_bytes - stats.used_bytes),
+            pinned_bytes=private,
+            in_bytes_per_s=self._rate(stats.name + ".in", stats.stored_bytes),
+            out_bytes_per_s=self._rate(stats.name + ".out", stats.loaded_bytes),
+            in_bytes_total=stats.stored_bytes, out_bytes_total=stats.loaded_bytes,
+            num_entries=stats.num_entries, hits=stats.num_hits, misses=stats.num_misses,
+            faults=sum(stats.faults.values()), provenance=stats.provenance,
+            note=f"{stats.throttle_mb_s:g} MB/s" if stats.throttle_mb_s else "",
+        )
+
+    def _numbers(self, metrics: Metrics) -> dict[str, Number]:
+        engine = self._engine
+        numbers = metrics.numbers()
+        manager, pool = engine.stack.manager, engine.stack.pool
+        stored = sum(int(blocks.stored_len[0]) for blocks in manager.requests.values())
+        slots = manager.block_size * sum(
+            int(blocks.num_pages[0]) for blocks in manager.requests.values()
+        )
+        numbers["internal_waste"] = share(slots - stored, slots, "no request holds pages")
+        numbers["external_waste"] = self._external_waste()
+        waste = sum(line.num_bytes for line in self._ledger[0] if line.name == "slab_waste")
+        numbers["slab_waste"] = share(waste, pool.num_slabs * pool.slab_bytes, "no slab")
+        numbers["num_evictions"] = Number(value=pool.num_evicted_rows, unit="")
+        numbers["saturated"] = Number(value=engine.stack.store.num_saturated, unit="elements")
+        counters = engine.fetcher.counters
+        if counters.last_load_s and counters.last_recompute_s:
+            numbers["load_vs_recompute"] = Number(
+                value=counters.last_load_s / counters.last_recompute_s, unit="x"
+            )
+        else:
+            numbers["load_vs_recompute"] = Number(
+                value=None, unit="x", why="nothing was fetched yet"
+            )
+        return numbers
+
+    def _external_waste(self) -> Number:
+        manager, pool = self._engine.stack.manager, self._engine.stack.pool
+        if not manager.contiguous:
+            return Number(value=0.0, unit="%")
+        free = pool.free_positions(manager.classes[0])
+        if not len(free):
+            return Number(value=None, unit="%", why="nothing is free")
+        runs = np.split(free[:, 0], np.flatnonzero(np.diff(free[:, 0]) != 1) + 1)
+        longest = max(len(run) for run in runs)
+        return share(len(free) - longest, len(free), "nothing is free")
+
+
+def _classes(engine: "Engine") -> list[PageClassView]:
+    """Page classes in the order of the slabs' class index."""
+    return [
+        PageClassView(
+            label=spec.label, k_format=spec.k_format, v_format=spec.v_format,
+            page_bytes=spec.page_bytes, group=f"{spec.num_layers} layers x {spec.num_kv_heads} heads",
+            bits_per_element=spec.bits_per_element,
+        )
+        for spec in engine.stack.pool.classes
+    ]

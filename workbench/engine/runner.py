@@ -1,0 +1,130 @@
+"""One forward pass over a scheduled batch: tables, kernels, logits."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from kvkernels.api import StepTables, Timers
+from torch import Tensor
+
+from workbench.cache.geometry import Geometry
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.page_store import PageStore
+from workbench.clock import Clock
+from workbench.model.decoder import Decoder
+from workbench.request import Request
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """What one step computes: R requests, N tokens in request order."""
+
+    requests: list[Request]
+    q_lens: np.ndarray  # int32 [R]
+    token_ids: np.ndarray  # int64 [N]
+    positions: np.ndarray  # int64 [N]
+    logit_rows: np.ndarray  # int64 [M], last rows of requests that are complete after this step
+    logit_requests: list[Request]
+
+
+@dataclass
+class StepTiming:
+    """Where a step's time went, in seconds."""
+
+    forward_s: float = 0.0
+    attention_s: float = 0.0
+    timers: Timers = field(default_factory=Timers)
+
+
+def make_batch(scheduled: list[tuple[Request, int]]) -> ForwardBatch:
+    """Gather the next tokens of each scheduled request."""
+    q_lens = np.array([count for _, count in scheduled], np.int32)
+    token_ids: list[int] = []
+    positions: list[np.ndarray] = []
+    logit_rows: list[int] = []
+    logit_requests: list[Request] = []
+    for request, count in scheduled:
+        start = request.num_computed_tokens
+        token_ids += request.token_ids[start : start + count]
+        positions.append(np.arange(start, start + count, dtype=np.int64))
+        if start + count == request.num_tokens:
+            logit_rows.append(len(token_ids) - 1)
+            logit_requests.append(request)
+    return ForwardBatch(
+        [request for request, _ in scheduled], q_lens, np.array(token_ids, np.int64),
+        np.concatenate(positions), np.array(logit_rows, np.int64), logit_requests,
+    )
+
+
+class ModelRunner:
+    """Runs batches of one cache; `mass` asks the kernels for attention mass per stored slot."""
+
+    def __init__(
+        self, decoder: Decoder, geometry: Geometry, manager: KVCacheManager, store: PageStore,
+        clock: Clock,
+    ) -> None:
+        self.decoder = decoder
+        self.geometry = geometry
+        self.manager = manager
+        self.store = store
+        self.clock = clock
+        self.timing = StepTiming()
+        self._scale = geometry.head_dim**-0.5
+        self._place = [geometry.layer_set_of(layer) for layer in range(geometry.num_layers)]
+
+    @torch.inference_mode()
+    def run(self, batch: ForwardBatch, *, mass: bool) -> tuple[Tensor, Tensor | None]:
+        """(logits fp32 [M, vocab], mass fp32 [R, T] averaged over layers and heads, or None)."""
+        started = self.clock.now_s()
+        self.timing = StepTiming()
+        plans = self._plans(batch)
+        masses: list[Tensor] = []
+        kernels, store = self.store.kernels, self.store
+        manager = self.manager
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            begun = self.clock.now_s()
+            layer_set, local = self._place[layer]
+            plan = plans[layer_set.index]
+            group = layer_set.groups[0]
+            state = store.state(group, manager.pool.classes[manager.classes[group]])
+            kernels.write_kv(store.arena, plan, local, k, v, state)
+            result = kernels.attend(
+                q, store.arena, plan, local, softmax_scale=self._scale, state=state,
+                mass="token" if mass else None,
+            )
+            if mass and layer_set.index == 0:
+                masses.append(result.mass.sum(1))  # [R, Hkv, T] -> [R, T]
+            self.timing.attention_s += self.clock.now_s() - begun
+            return result.out  # type: ignore[no-any-return]
+
+        device = self.store.device
+        logits = self.decoder.forward(
+            torch.from_numpy(batch.token_ids).to(device),
+            torch.from_numpy(batch.positions).to(device),
+            attend,
+            torch.from_numpy(batch.logit_rows).to(device),
+        )
+        self.timing.forward_s = self.clock.now_s() - started
+        if not masses:
+            return logits, None
+        heads = self.decoder.arch.num_heads
+        return logits, torch.stack(masses).sum(0).cpu() / (len(masses) * heads)
+
+    def _plans(self, batch: ForwardBatch) -> dict[int, object]:
+        """One flat index for each layer set, shared by all its layers."""
+        plans: dict[int, object] = {}
+        for layer_set in self.geometry.layer_sets:
+            spec = self.manager.pool.classes[self.manager.classes[layer_set.groups[0]]]
+            groups = layer_set.groups
+            kv_lens = self.manager.stored_lens(batch.requests, groups) + batch.q_lens
+            tables = StepTables(
+                page_offsets=self.manager.page_offsets(batch.requests, groups, kv_lens),
+                kv_lens=kv_lens.astype(np.int32),
+                q_lens=batch.q_lens,
+            )
+            plans[layer_set.index] = self.store.kernels.make_plan(
+                spec, tables, self.store.device, scratch=self.store.scratch,
+                timers=self.timing.timers,
+            )
+        return plans

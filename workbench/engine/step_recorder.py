@@ -1,0 +1,49 @@
+"""Where the time of each step went."""
+
+from workbench.clock import Clock
+from workbench.engine.runner import ForwardBatch, StepTiming
+from workbench.snapshot import StepView
+
+
+class StepRecorder:
+    """Stop-watch over schedule, run and update; wall and CPU time apart."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.last: StepView | None = None
+        self._started_s = self._cpu_s = self._scheduled_s = 0.0
+        self._timing = StepTiming()
+
+    def start(self) -> None:
+        """A step begins."""
+        self._started_s, self._cpu_s = self._clock.now_s(), self._clock.cpu_s()
+
+    def scheduled(self) -> None:
+        """The batch is chosen."""
+        self._scheduled_s = self._clock.now_s()
+
+    def ran(self, timing: StepTiming) -> None:
+        """The forward pass is done."""
+        self._timing = timing
+
+    def finish(self, step: int, batch: ForwardBatch) -> StepView:
+        """The step is over: its parts in ms."""
+        wall_s = self._clock.now_s() - self._started_s
+        timing, timers = self._timing, self._timing.timers
+        scheduler_s = self._scheduled_s - self._started_s
+        lens = batch.q_lens
+        self.last = StepView(
+            step=step,
+            num_prefill_tokens=int(lens[lens > 1].sum()),
+            num_decode_tokens=int((lens == 1).sum()),
+            num_requests=len(lens),
+            wall_ms=wall_s * 1e3,
+            cpu_ms=(self._clock.cpu_s() - self._cpu_s) * 1e3,
+            attention_ms=timing.attention_s * 1e3,
+            linears_ms=max(0.0, timing.forward_s - timing.attention_s) * 1e3,
+            gather_ms=timers.gather_s * 1e3,
+            dequant_ms=timers.dequant_s * 1e3,
+            scheduler_ms=scheduler_s * 1e3,
+            other_ms=max(0.0, wall_s - timing.forward_s - scheduler_s) * 1e3,
+        )
+        return self.last

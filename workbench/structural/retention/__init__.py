@@ -1,0 +1,1 @@
+"""Retention (KVRM): which tokens of a running request stay in the cache."""
