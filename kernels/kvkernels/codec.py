@@ -13,6 +13,14 @@ from kvkernels.layout import FORMATS
 
 FP8_MAX = 448.0
 FP16_MAX = 65504.0
+# the type a plane's bytes are viewed as; fp8 as int8, so that widening extends the sign
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp8_e4m3": torch.int8,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+}
 SMALL = 8192  # elements
 TINY = 2.0**-24  # smallest fp16 scale above zero
 

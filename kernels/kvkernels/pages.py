@@ -97,9 +97,7 @@ def recode_pages(
     the rest becomes zero and is not counted as saturated. Source and target pages are disjoint.
     Raises ValueError when the two specs differ in more than their formats.
     """
-    shape = ("num_layers", "num_kv_heads", "head_dim", "block_size")
-    if any(getattr(src_spec, name) != getattr(dst_spec, name) for name in shape):
-        raise ValueError(f"recode from {src_spec} to {dst_spec}: only the formats may differ")
+    check_recode(src_spec, dst_spec)
     origin = arena if source is None else source
     for start in range(0, src_offsets.numel(), RECODE_BATCH):
         part = slice(start, start + RECODE_BATCH)
@@ -121,6 +119,15 @@ def recode_pages(
                 values = torch.where(live, values, 0.0)
             encode_pages(new, dst_spec, plane, dst_state, values.nan_to_num_(0.0, 0.0, 0.0))
         scatter_pages(arena, dst_spec, dst_offsets[part], new)
+
+
+def check_recode(src: PageSpec, dst: PageSpec) -> None:
+    """Raise ValueError unless the two page classes differ in their formats only."""
+    for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
+        if getattr(src, name) != getattr(dst, name):
+            raise ValueError(
+                f"recode from {src} to {dst}: {name} differs, but only the formats may"
+            )
 
 
 def _live(num_slots: Tensor, block_size: int, device: torch.device) -> Tensor:

@@ -12,17 +12,10 @@ import torch
 from torch import Tensor
 
 from kvkernels.api import Rope, RopeTable, Scratch, StepTables, Timers
+from kvkernels.codec import DTYPES
 from kvkernels.layout import FORMATS, META_BYTES, PageSpec
-
-BATCH_COST = 400  # what one more batch costs, in gathered slots (about 60 microseconds)
-MAX_BATCHES = 4
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "fp8_e4m3": torch.int8,
-    "int8": torch.int8,
-    "int4": torch.uint8,
-}
+from kvkernels.rows import HostRows, check_tables
+from kvkernels.write_index import WriteIndex, make_write_index
 
 
 @dataclass(frozen=True)
@@ -76,19 +69,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class WriteIndex:
-    """Where new vectors go, as element indices (layer 0), heads of a token together.
-
-    picks: int64 rows of k viewed [N * Hkv, D], or None for all in order.
-    data: one index for K then V where they share a format, else one each; meta: alike, [M, ...].
-    """
-
-    picks: Tensor | None
-    data: tuple[Tensor, ...]
-    meta: tuple[Tensor | None, ...]
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything a step's attention and write need besides q, k, v; shared by all layers."""
 
@@ -123,15 +103,15 @@ def make_plan(
     it is read; needed with rope="at_read", together with `tables.pos`.
     Raises ValueError when a table is missing or has the wrong shape.
     """
-    _check(tables, rope, rope_table, spec)
-    host = _HostRows(spec, tables)
+    check_tables(tables, rope, rope_table, spec)
+    host = HostRows(spec, tables)
     batches = tuple(_make_batch(spec, host, part, tables, rope) for part in host.parts())
     covers_all = len(batches) == 1 and batches[0].out_rows is None
     covers_all = covers_all and batches[0].num_rows == host.num_rows
     return Plan(
         spec=spec,
         batches=batches,
-        write=_write_index(spec, tables, host),
+        write=make_write_index(spec, host),
         num_head_groups=host.num_groups,
         num_requests=host.num_requests,
         num_query_rows=int(tables.q_lens.sum()),
@@ -144,79 +124,8 @@ def make_plan(
     )
 
 
-def _check(tables: StepTables, rope: Rope, table: RopeTable | None, spec: PageSpec) -> None:
-    groups, requests, pages = tables.page_offsets.shape
-    if tables.kv_lens.shape != (groups, requests) or tables.q_lens.shape != (requests,):
-        raise ValueError(
-            f"step tables disagree: page_offsets {tables.page_offsets.shape}, kv_lens "
-            f"{tables.kv_lens.shape}, q_lens {tables.q_lens.shape}"
-        )
-    if requests and int(tables.kv_lens.max()) > pages * spec.block_size:
-        raise ValueError(
-            f"kv_lens reaches {int(tables.kv_lens.max())} slots, but a request has "
-            f"only {pages} pages of {spec.block_size}"
-        )
-    if rope == "at_read" and (tables.pos is None or table is None):
-        raise ValueError('rope="at_read" needs tables.pos and rope_table')
-
-
-class _HostRows:
-    """The tables flattened to rows (request-major), with what each query may see."""
-
-    def __init__(self, spec: PageSpec, tables: StepTables) -> None:
-        self.num_groups, self.num_requests, width = tables.page_offsets.shape
-        self.num_rows = self.num_groups * self.num_requests
-        self.pages = self.flat(tables.page_offsets).astype(np.int64, copy=False)  # [rows, P]
-        self.kv = self.flat(tables.kv_lens).astype(np.int64)  # [rows]
-        q_lens = tables.q_lens.astype(np.int64)
-        starts = np.cumsum(q_lens) - q_lens
-        new = q_lens if tables.new_lens is None else tables.new_lens.astype(np.int64)
-        first = np.zeros_like(q_lens) if tables.new_starts is None else tables.new_starts
-        self.q_lens, self.starts = q_lens, starts  # [R]
-        self.new_lens, self.new_starts = new, first.astype(np.int64)  # [R]
-        self.q = np.repeat(q_lens, self.num_groups)  # [rows]
-
-    def flat(self, table: np.ndarray) -> np.ndarray:
-        """[num_head_groups, R, ...] to [rows, ...]."""
-        return table.swapaxes(0, 1).reshape(self.num_rows, *table.shape[2:])
-
-    def parts(self) -> list[np.ndarray]:
-        """Row numbers of each padded batch; rows without stored slots are left out."""
-        filled = self.kv > 0
-        parts: list[np.ndarray] = []
-        for members in (
-            np.flatnonzero(filled & (self.q == 1)),
-            np.flatnonzero(self.q * filled > 1),
-        ):
-            if members.size:
-                parts += _split(members, self.q[members], self.kv[members], MAX_BATCHES)
-        return parts
-
-
-def _split(members: np.ndarray, q: np.ndarray, kv: np.ndarray, limit: int) -> list[np.ndarray]:
-    """Cut rows into batches where the padding saved exceeds the cost of one more batch."""
-    if limit == 1 or members.size == 1:
-        return [members]
-    cost = kv * (0.7 + 0.3 * q)
-    order = np.argsort(-cost, kind="stable")
-    weight = 0.7 + 0.3 * np.maximum.accumulate(q[order])
-    left = np.maximum.accumulate(kv[order]) * weight * np.arange(1, members.size + 1)
-    back_q = np.maximum.accumulate(q[order][::-1])[::-1]
-    back_kv = np.maximum.accumulate(kv[order][::-1])[::-1]
-    right = back_kv * (0.7 + 0.3 * back_q) * np.arange(members.size, 0, -1)
-    total = left[:-1] + right[1:]
-    best = int(np.argmin(total))
-    if left[-1] - total[best] < BATCH_COST:
-        return [members]
-    head, tail = np.sort(order[: best + 1]), np.sort(order[best + 1 :])
-    return [
-        *_split(members[head], q[head], kv[head], limit // 2),
-        *_split(members[tail], q[tail], kv[tail], limit - limit // 2),
-    ]
-
-
 def _make_batch(
-    spec: PageSpec, host: _HostRows, part: np.ndarray, tables: StepTables, rope: Rope
+    spec: PageSpec, host: HostRows, part: np.ndarray, tables: StepTables, rope: Rope
 ) -> Batch:
     kv, q = host.kv[part], host.q[part]
     slots, queries = int(kv.max()), int(q.max())
@@ -262,7 +171,7 @@ def _make_batch(
     )
 
 
-def _query_rows(host: _HostRows, part: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray]:
+def _query_rows(host: HostRows, part: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of q viewed [N * num_head_groups, ...]: [B * Q] int64, and which are real: [B, Q]."""
     request, group = part // host.num_groups, part % host.num_groups
     step = np.arange(queries)
@@ -272,7 +181,7 @@ def _query_rows(host: _HostRows, part: np.ndarray, queries: int) -> tuple[np.nda
 
 
 def _bias(
-    spec: PageSpec, host: _HostRows, part: np.ndarray, slots: int, queries: int, tables: StepTables
+    spec: PageSpec, host: HostRows, part: np.ndarray, slots: int, queries: int, tables: StepTables
 ) -> tuple[Tensor | None, Tensor | None]:
     """What is added to scores, [B (* h), 1, Q, T], and the queries that see nothing, [B, Q]."""
     request = part // host.num_groups
@@ -315,7 +224,7 @@ def _tail_bias(bias: Tensor | None, empty: np.ndarray) -> Tensor | None:
     return tail[:, None]
 
 
-def _positions(host: _HostRows, part: np.ndarray, slots: int, tables: StepTables) -> Tensor:
+def _positions(host: HostRows, part: np.ndarray, slots: int, tables: StepTables) -> Tensor:
     assert tables.pos is not None
     pos = host.flat(tables.pos)[part, :slots].astype(np.int64)
     return torch.from_numpy(np.where(np.arange(slots) < host.kv[part][:, None], pos, 0))
@@ -344,47 +253,3 @@ def _meta_index(spec: PageSpec, pages: np.ndarray) -> Tensor | None:
     if not FORMATS[spec.k_format].meta + FORMATS[spec.v_format].meta:
         return None
     return torch.from_numpy(((pages + spec.k_meta_offset) // META_BYTES).ravel())
-
-
-def _write_index(spec: PageSpec, tables: StepTables, host: _HostRows) -> WriteIndex | None:
-    """Element index of each new (token, KV head); heads of a token are consecutive."""
-    new, heads, groups = host.new_lens, spec.num_kv_heads, host.num_groups
-    total = int(new.sum())
-    if not total:
-        return None
-    request = np.repeat(np.arange(host.num_requests), new)  # [n]
-    offset = np.arange(total) - np.repeat(np.cumsum(new) - new, new)  # [n]
-    kv = host.kv.reshape(host.num_requests, groups)
-    slot = kv[request] - new[request][:, None] + offset[:, None]  # [n, groups]
-    table = host.pages.reshape(host.num_requests, groups, -1)
-    page = table[request[:, None], np.arange(groups), slot // spec.block_size]  # [n, groups]
-    inner = slot % spec.block_size
-    picks = None
-    if total != int(host.q_lens.sum()):
-        token = host.starts[request] + host.new_starts[request] + offset
-        every = np.arange(groups * heads)
-        picks = torch.from_numpy((token[:, None] * every.size + every).ravel())
-    head = np.arange(heads)
-
-    def data(fmt: str, start: int, row: int) -> np.ndarray:
-        at = (page + start + inner * row)[..., None] + head * (spec.block_size * row)
-        return (at // DTYPES[fmt].itemsize).ravel()
-
-    def meta(fmt: str, start: int) -> np.ndarray:
-        kinds = FORMATS[fmt].meta
-        kind = np.arange(kinds)[:, None, None, None]
-        at = (page + start)[..., None] // META_BYTES + inner[..., None]
-        return (at + (head * kinds + kind) * spec.block_size).reshape(kinds, page.size * heads)
-
-    datas = (
-        data(spec.k_format, 0, spec.k_row_bytes),
-        data(spec.v_format, spec.v_offset, spec.v_row_bytes),
-    )
-    metas = (meta(spec.k_format, spec.k_meta_offset), meta(spec.v_format, spec.v_meta_offset))
-    if spec.k_format == spec.v_format:
-        datas, metas = (np.concatenate(datas),), (np.concatenate(metas, -1),)  # type: ignore[assignment]
-    return WriteIndex(
-        picks,
-        tuple(torch.from_numpy(at) for at in datas),
-        tuple(torch.from_numpy(at.ravel()) if at.size else None for at in metas),
-    )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kvkernels.api import Scratch, Timers, span
-from kvkernels.codec import fp8_bits_to_half
+from kvkernels.codec import DTYPES, fp8_bits_to_half
 from kvkernels.layout import FORMATS, PageSpec
-from kvkernels.plan import DTYPES, Batch
+from kvkernels.plan import Batch
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from kvkernels.api import FormatState
 from kvkernels.attention import attend, merge
-from kvkernels.codec import encode
+from kvkernels.codec import DTYPES, encode
 from kvkernels.layout import FORMATS
 from kvkernels.pages import copy_pages, gather_pages, recode_pages, scatter_pages
-from kvkernels.plan import DTYPES, Plan, make_plan
+from kvkernels.plan import Plan, make_plan
 
 __all__ = [
     "attend",

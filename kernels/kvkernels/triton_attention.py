@@ -15,8 +15,19 @@ NUM_FIELDS = 6  # first token, queries, slots, new slots, first new token, head 
 
 
 @triton.jit
-def _tile(q, rows, row, start, head, G: tl.constexpr, H: tl.constexpr, NUM_GROUPS, HALF: tl.constexpr,
-          BLOCK_M: tl.constexpr, DOT: tl.constexpr):
+def _tile(
+    q,
+    rows,
+    row,
+    start,
+    head,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    NUM_GROUPS,
+    HALF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    DOT: tl.constexpr,
+):
     """Load a tile of queries; returns halves, where they lie, which are real, what they see."""
     first = tl.load(rows + row * 6)
     queries = tl.load(rows + row * 6 + 1)
@@ -38,11 +49,34 @@ def _tile(q, rows, row, start, head, G: tl.constexpr, H: tl.constexpr, NUM_GROUP
 
 
 @triton.jit
-def _scores(q0, q1, k_arena, meta, log_count, pos, cos, sin, page, slot_at, t, head, live,
-            layer_start, k_shared, scale,
-            S: tl.constexpr, HALF: tl.constexpr, K_FMT: tl.constexpr, K_ITEM: tl.constexpr,
-            K_ROW: tl.constexpr, K_META: tl.constexpr, K_KINDS: tl.constexpr,
-            DOT: tl.constexpr, HAS_LOG: tl.constexpr, ROPE: tl.constexpr):
+def _scores(
+    q0,
+    q1,
+    k_arena,
+    meta,
+    log_count,
+    pos,
+    cos,
+    sin,
+    page,
+    slot_at,
+    t,
+    head,
+    live,
+    layer_start,
+    k_shared,
+    scale,
+    S: tl.constexpr,
+    HALF: tl.constexpr,
+    K_FMT: tl.constexpr,
+    K_ITEM: tl.constexpr,
+    K_ROW: tl.constexpr,
+    K_META: tl.constexpr,
+    K_KINDS: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_LOG: tl.constexpr,
+    ROPE: tl.constexpr,
+):
     """Scores of a tile against slots t, times log2(e): fp32 [BLOCK_M, BLOCK_N]."""
     inner = t % S
     at = (page + layer_start) // K_ITEM + (head * S + inner) * (K_ROW // K_ITEM)
@@ -81,21 +115,57 @@ def _scores(q0, q1, k_arena, meta, log_count, pos, cos, sin, page, slot_at, t, h
 
 @triton.jit(do_not_specialize=["layer"])
 def attention_kernel(
-    q, out, lse, k_arena, v_arena, meta, pages, rows, tiles, log_count, pos, cos, sin,
-    k_scale, v_scale, layer, scale, width, num_groups, split_slots, split_stride,
-    S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr,
-    LAYER_BYTES: tl.constexpr, V_OFFSET: tl.constexpr, K_META: tl.constexpr, V_META: tl.constexpr,
-    K_FMT: tl.constexpr, V_FMT: tl.constexpr, K_ITEM: tl.constexpr, V_ITEM: tl.constexpr,
-    K_ROW: tl.constexpr, V_ROW: tl.constexpr, K_KINDS: tl.constexpr, V_KINDS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
-    HAS_LOG: tl.constexpr, ROPE: tl.constexpr,
+    q,
+    out,
+    lse,
+    k_arena,
+    v_arena,
+    meta,
+    pages,
+    rows,
+    tiles,
+    log_count,
+    pos,
+    cos,
+    sin,
+    k_scale,
+    v_scale,
+    layer,
+    scale,
+    width,
+    num_groups,
+    split_slots,
+    split_stride,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    HALF: tl.constexpr,
+    LAYER_BYTES: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    K_META: tl.constexpr,
+    V_META: tl.constexpr,
+    K_FMT: tl.constexpr,
+    V_FMT: tl.constexpr,
+    K_ITEM: tl.constexpr,
+    V_ITEM: tl.constexpr,
+    K_ROW: tl.constexpr,
+    V_ROW: tl.constexpr,
+    K_KINDS: tl.constexpr,
+    V_KINDS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_LOG: tl.constexpr,
+    ROPE: tl.constexpr,
 ):
     """Attend a tile to one split; writes out [split, N, Hq, D] and natural lse [split, N, Hq]."""
     row = tl.load(tiles + tl.program_id(0) * 2)
     start = tl.load(tiles + tl.program_id(0) * 2 + 1)
     head = tl.program_id(1)
     split = tl.program_id(2)
-    q0, q1, at, real, visible = _tile(q, rows, row, start, head, G, H, num_groups, HALF, BLOCK_M, DOT)
+    q0, q1, at, real, visible = _tile(
+        q, rows, row, start, head, G, H, num_groups, HALF, BLOCK_M, DOT
+    )
     layer_start = layer.to(tl.int64) * LAYER_BYTES
     k_shared = tl.load(k_scale + layer)
     v_shared = tl.load(v_scale + layer)
@@ -111,9 +181,34 @@ def attention_kernel(
         live = t < end
         page = tl.load(pages + row * width + t // S, mask=live, other=0)
         slot_at = row * (width * S) + t
-        scores = _scores(q0, q1, k_arena, meta, log_count, pos, cos, sin, page, slot_at, t, head,
-                         live, layer_start, k_shared, scale, S, HALF, K_FMT, K_ITEM, K_ROW, K_META,
-                         K_KINDS, DOT, HAS_LOG, ROPE)
+        scores = _scores(
+            q0,
+            q1,
+            k_arena,
+            meta,
+            log_count,
+            pos,
+            cos,
+            sin,
+            page,
+            slot_at,
+            t,
+            head,
+            live,
+            layer_start,
+            k_shared,
+            scale,
+            S,
+            HALF,
+            K_FMT,
+            K_ITEM,
+            K_ROW,
+            K_META,
+            K_KINDS,
+            DOT,
+            HAS_LOG,
+            ROPE,
+        )
         scores = tl.where(t[None, :] < visible[:, None], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -152,8 +247,18 @@ def attention_kernel(
 
 
 @triton.jit
-def combine_kernel(parts, lses, out, lse, picks, num_splits, stride, per_row,
-                   D: tl.constexpr, BLOCK_S: tl.constexpr):
+def combine_kernel(
+    parts,
+    lses,
+    out,
+    lse,
+    picks,
+    num_splits,
+    stride,
+    per_row,
+    D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
     """Merge splits of one (query row, head): parts fp32 [splits, N * Hq, D] to out [N * Hq, D]."""
     index = tl.load(picks + tl.program_id(0)) * per_row + tl.program_id(1)
     s = tl.arange(0, BLOCK_S)
@@ -173,13 +278,37 @@ def combine_kernel(parts, lses, out, lse, picks, num_splits, stride, per_row,
 
 @triton.jit(do_not_specialize=["layer"])
 def mass_kernel(
-    q, lse, mass, k_arena, meta, pages, rows, log_count, pos, cos, sin,
-    k_scale, layer, scale, width, num_groups,
-    S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr,
-    LAYER_BYTES: tl.constexpr, K_META: tl.constexpr, K_FMT: tl.constexpr, K_ITEM: tl.constexpr,
-    K_ROW: tl.constexpr, K_KINDS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
-    HAS_LOG: tl.constexpr, ROPE: tl.constexpr,
+    q,
+    lse,
+    mass,
+    k_arena,
+    meta,
+    pages,
+    rows,
+    log_count,
+    pos,
+    cos,
+    sin,
+    k_scale,
+    layer,
+    scale,
+    width,
+    num_groups,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    HALF: tl.constexpr,
+    LAYER_BYTES: tl.constexpr,
+    K_META: tl.constexpr,
+    K_FMT: tl.constexpr,
+    K_ITEM: tl.constexpr,
+    K_ROW: tl.constexpr,
+    K_KINDS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_LOG: tl.constexpr,
+    ROPE: tl.constexpr,
 ):
     """Sum exp(score - lse) over a row's queries and query heads: fp32 mass [rows, H, width * S]."""
     row = tl.program_id(0)
@@ -193,11 +322,37 @@ def mass_kernel(
     k_shared = tl.load(k_scale + layer)
     sums = tl.zeros([BLOCK_N], tl.float32)
     for start in range(0, tl.load(rows + row * 6 + 1) * G, BLOCK_M):
-        q0, q1, at, real, visible = _tile(q, rows, row, start, head, G, H, num_groups, HALF, BLOCK_M,
-                                          DOT)
-        scores = _scores(q0, q1, k_arena, meta, log_count, pos, cos, sin, page, slot_at, t, head,
-                         live, layer_start, k_shared, scale, S, HALF, K_FMT, K_ITEM, K_ROW, K_META,
-                         K_KINDS, DOT, HAS_LOG, ROPE)
+        q0, q1, at, real, visible = _tile(
+            q, rows, row, start, head, G, H, num_groups, HALF, BLOCK_M, DOT
+        )
+        scores = _scores(
+            q0,
+            q1,
+            k_arena,
+            meta,
+            log_count,
+            pos,
+            cos,
+            sin,
+            page,
+            slot_at,
+            t,
+            head,
+            live,
+            layer_start,
+            k_shared,
+            scale,
+            S,
+            HALF,
+            K_FMT,
+            K_ITEM,
+            K_ROW,
+            K_META,
+            K_KINDS,
+            DOT,
+            HAS_LOG,
+            ROPE,
+        )
         norm = tl.load(lse + at, mask=real, other=0.0) * 1.4426950408889634
         seen = t[None, :] < visible[:, None]
         sums += tl.sum(tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0), 0)

@@ -112,7 +112,9 @@ def store_pair(
         scale = scale.to(tl.float16)
         wide = scale.to(tl.float32)[:, None]
         one = round_even(tl.minimum(tl.maximum(tl.div_rn(first, wide + first * 0), -127.0), 127.0))
-        two = round_even(tl.minimum(tl.maximum(tl.div_rn(second, wide + second * 0), -127.0), 127.0))
+        two = round_even(
+            tl.minimum(tl.maximum(tl.div_rn(second, wide + second * 0), -127.0), 127.0)
+        )
         tl.store(ptr + where, one.to(tl.int8), mask=mask)
         tl.store(ptr + where + HALF, two.to(tl.int8), mask=mask)
         tl.store(meta + meta_at, scale, mask=live)

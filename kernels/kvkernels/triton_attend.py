@@ -1,0 +1,199 @@
+"""Launches of the Triton attention kernels (see `triton_attention` for the algorithm)."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvkernels.api import AttentionResult, FormatState, Mass
+from kvkernels.attention import rotate
+from kvkernels.codec import DTYPES
+from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
+from kvkernels.triton_plan import LARGE_TILE, SMALL_TILE, Plan, Tiles, cut_tiles
+
+LOG2_E = 1.4426950408889634
+
+
+def layout_args(spec: PageSpec) -> dict[str, object]:
+    """Compile-time constants of both planes of a page class."""
+    return {
+        "S": spec.block_size,
+        "H": spec.num_kv_heads,
+        "HALF": spec.head_dim // 2,
+        "LAYER_BYTES": spec.layer_bytes,
+        "V_OFFSET": spec.v_offset,
+        "K_META": spec.k_meta_offset,
+        "V_META": spec.v_meta_offset,
+        "K_FMT": spec.k_format,
+        "V_FMT": spec.v_format,
+        "K_ITEM": DTYPES[spec.k_format].itemsize,
+        "V_ITEM": DTYPES[spec.v_format].itemsize,
+        "K_ROW": spec.k_row_bytes,
+        "V_ROW": spec.v_row_bytes,
+        "K_KINDS": FORMATS[spec.k_format].meta,
+        "V_KINDS": FORMATS[spec.v_format].meta,
+    }
+
+
+def dot_type(query: torch.dtype, spec: PageSpec) -> tl.dtype:
+    """Operand type of the products: fp32 for fp32 data and under the interpreter, else bf16."""
+    wide = query == torch.float32 or "fp32" in (spec.k_format, spec.v_format)
+    # the interpreter multiplies bf16 wrongly
+    return tl.float32 if wide or triton.knobs.runtime.interpret else tl.bfloat16
+
+
+def block_slots(dot: tl.dtype) -> int:
+    """Slots a program reads at once; fp32 products keep their operands in registers."""
+    return 32 if dot == tl.float32 else 64
+
+
+def attend(
+    q: Tensor,
+    arena: Tensor,
+    plan: Plan,
+    layer: int,
+    *,
+    softmax_scale: float,
+    state: FormatState,
+    mass: Mass = None,
+    partial: bool = False,
+) -> AttentionResult:
+    """Attend q [N, Hq, D] (bf16 or fp32) to the pages of `plan`; see `reference.attend`."""
+    spec = plan.spec
+    tokens, num_heads, dim = q.shape
+    share = num_heads // (plan.num_head_groups * spec.num_kv_heads)
+    if plan.query_pos is not None and plan.rope_table is not None:
+        cos, sin = (table[plan.query_pos][:, None, :] for table in plan.rope_table)
+        q = rotate(q.to(torch.float32), cos, sin).to(q.dtype)
+    q = q.contiguous()
+    out = torch.zeros_like(q)
+    lse = torch.full((tokens, num_heads), float("-inf"), device=q.device)
+    tiles = cut_tiles(plan, share)
+    launch = _Launch(q, arena, plan, layer, state, share, softmax_scale * LOG2_E)
+    if tiles.small.numel():
+        launch.small(tiles, out, lse)
+    if tiles.large.numel():
+        launch.attention(tiles.large, out, lse, 1, tiles.longest, LARGE_TILE)
+    weights = launch.mass(lse) if mass is not None else None
+    if weights is not None and mass == "page":
+        weights = weights.unflatten(-1, (plan.num_pages, spec.block_size)).sum(-1)
+    return AttentionResult(out.view(tokens, -1), lse if partial else None, weights)
+
+
+class _Launch:
+    """The kernel arguments that all launches of one `attend` share."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        arena: Tensor,
+        plan: Plan,
+        layer: int,
+        state: FormatState,
+        share: int,
+        scale: float,
+    ) -> None:
+        spec = plan.spec
+        self.q, self.plan, self.layer, self.state, self.scale = q, plan, layer, state, scale
+        self.dot = dot_type(q.dtype, spec)
+        self.k_arena = arena.view(DTYPES[spec.k_format])
+        self.v_arena = arena.view(DTYPES[spec.v_format])
+        self.meta = arena.view(torch.float16)
+        # absent tables are replaced by any pointer: the constants keep them from being read
+        cos, sin = plan.rope_table or (self.meta, self.meta)
+        log_count = plan.rows if plan.log_count is None else plan.log_count
+        self.extra = (log_count, plan.rows if plan.pos is None else plan.pos, cos, sin)
+        self.constants = layout_args(spec) | {
+            "G": share,
+            "DOT": self.dot,
+            "HAS_LOG": plan.log_count is not None,
+            "ROPE": plan.rope == "at_read",
+        }
+
+    def attention(
+        self, tiles: Tensor, out: Tensor, lse: Tensor, splits: int, split_slots: int, tile: int
+    ) -> None:
+        """Launch one tile list over its splits."""
+        plan = self.plan
+        grid = (tiles.shape[0], plan.spec.num_kv_heads, splits)
+        attention_kernel[grid](
+            self.q,
+            out,
+            lse,
+            self.k_arena,
+            self.v_arena,
+            self.meta,
+            plan.pages,
+            plan.rows,
+            tiles,
+            *self.extra,
+            self.state.k_scale,
+            self.state.v_scale,
+            self.layer,
+            self.scale,
+            plan.num_pages,
+            plan.num_head_groups,
+            split_slots,
+            self.q.shape[0] * self.q.shape[1],
+            **self.constants,
+            BLOCK_M=tile,
+            BLOCK_N=block_slots(self.dot),
+            num_warps=4,
+            num_stages=2,
+        )
+
+    def small(self, tiles: Tiles, out: Tensor, lse: Tensor) -> None:
+        """Decode tiles, merged over their splits."""
+        if tiles.num_splits == 1:
+            self.attention(tiles.small, out, lse, 1, tiles.split_slots, SMALL_TILE)
+            return
+        tokens, heads, dim = self.q.shape
+        shape = (tiles.num_splits, tokens, heads)
+        parts = self.plan.scratch.get("split.out", (*shape, dim), torch.float32)
+        lses = self.plan.scratch.get("split.lse", shape, torch.float32)
+        self.attention(tiles.small, parts, lses, shape[0], tiles.split_slots, SMALL_TILE)
+        per_row = heads // self.plan.num_head_groups
+        combine_kernel[(tiles.small_queries.numel(), per_row)](
+            parts,
+            lses,
+            out,
+            lse,
+            tiles.small_queries,
+            shape[0],
+            tokens * heads,
+            per_row,
+            D=dim,
+            BLOCK_S=triton.next_power_of_2(shape[0]),
+            num_warps=2,
+        )
+
+    def mass(self, lse: Tensor) -> Tensor:
+        """Attention summed over queries and query heads: [R, Hkv, P * S]."""
+        plan, spec = self.plan, self.plan.spec
+        rows, slots = plan.pages.shape[0], plan.num_pages * spec.block_size
+        total = torch.empty(rows, spec.num_kv_heads, slots, device=self.q.device)
+        block = block_slots(self.dot)
+        skipped = ("V_OFFSET", "V_META", "V_FMT", "V_ITEM", "V_ROW", "V_KINDS")
+        constants = {name: x for name, x in self.constants.items() if name not in skipped}
+        mass_kernel[(rows, spec.num_kv_heads, triton.cdiv(slots, block))](
+            self.q,
+            lse,
+            total,
+            self.k_arena,
+            self.meta,
+            plan.pages,
+            plan.rows,
+            *self.extra,
+            self.state.k_scale,
+            self.layer,
+            self.scale,
+            plan.num_pages,
+            plan.num_head_groups,
+            **constants,
+            BLOCK_M=SMALL_TILE,
+            BLOCK_N=block,
+            num_warps=4,
+            num_stages=2,
+        )
+        return total.view(plan.num_requests, -1, slots)

@@ -1,0 +1,60 @@
+"""Where the new vectors of a step go (CPU path)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvkernels.codec import DTYPES
+from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+from kvkernels.rows import HostRows
+
+
+@dataclass(frozen=True)
+class WriteIndex:
+    """Where new vectors go, as element indices (layer 0), heads of a token together.
+
+    picks: int64 rows of k viewed [N * Hkv, D], or None for all in order.
+    data: one index for K then V where they share a format, else one each; meta: alike, [M, ...].
+    """
+
+    picks: Tensor | None
+    data: tuple[Tensor, ...]
+    meta: tuple[Tensor | None, ...]
+
+
+def make_write_index(spec: PageSpec, host: HostRows) -> WriteIndex | None:
+    """Element index of each new (token, KV head); heads of a token are consecutive."""
+    heads, groups = spec.num_kv_heads, host.num_groups
+    page, inner, token = host.new_slots(spec.block_size)
+    if not token.size:
+        return None
+    picks = None
+    if token.size != int(host.q_lens.sum()):
+        every = np.arange(groups * heads)
+        picks = torch.from_numpy((token[:, None] * every.size + every).ravel())
+    head = np.arange(heads)
+
+    def data(fmt: str, start: int, row: int) -> np.ndarray:
+        at = (page + start + inner * row)[..., None] + head * (spec.block_size * row)
+        return (at // DTYPES[fmt].itemsize).ravel()
+
+    def meta(fmt: str, start: int) -> np.ndarray:
+        kinds = FORMATS[fmt].meta
+        kind = np.arange(kinds)[:, None, None, None]
+        at = (page + start)[..., None] // META_BYTES + inner[..., None]
+        return (at + (head * kinds + kind) * spec.block_size).reshape(kinds, page.size * heads)
+
+    datas = (
+        data(spec.k_format, 0, spec.k_row_bytes),
+        data(spec.v_format, spec.v_offset, spec.v_row_bytes),
+    )
+    metas = (meta(spec.k_format, spec.k_meta_offset), meta(spec.v_format, spec.v_meta_offset))
+    if spec.k_format == spec.v_format:
+        datas, metas = (np.concatenate(datas),), (np.concatenate(metas, -1),)  # type: ignore[assignment]
+    return WriteIndex(
+        picks,
+        tuple(torch.from_numpy(at) for at in datas),
+        tuple(torch.from_numpy(at.ravel()) if at.size else None for at in metas),
+    )
