@@ -12,7 +12,7 @@ from workbench.errors import WorkbenchError
 def attempt(page: Page, action: Callable[[], str | None]) -> bool:
     """Run `action`; its sentence becomes the answer, a refusal the problem. True if it worked."""
     page.state.problem = ""
-    if not page.is_driver:
+    if not page.engine.driver.claim(page.state.tab):
         page.state.problem = page.texts("state.viewer")
         return False
     try:

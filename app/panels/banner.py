@@ -3,10 +3,9 @@
 import streamlit as st
 
 from app.panels.act import attempt
-from app.panels.knobs import escape
 from app.panels.page import Page, current_page
 from app.panels.quick import show_quick
-from app.panels.work import start_preset
+from app.text.sentences import escape
 
 
 def show_face(page: Page) -> None:
@@ -18,22 +17,19 @@ def show_face(page: Page) -> None:
                   disabled=not page.is_driver)
         return
     if engine.state == "loading":
-        st.markdown(escape(loading_sentence(page)), width="stretch")
+        st.markdown(texts("state.loading"), width="stretch")
         return
     if not page.is_driver:
         st.markdown(escape(texts("state.viewer")), width="stretch")
         st.button(texts("button.take_over"), key="take_over", on_click=take_over)
         return
-    if page.snapshot is not None and not page.snapshot.requests:
-        st.button(texts("button.start"), key="start", type="primary", on_click=start_chats,
-                  disabled=page.locked)
     show_quick(page)
 
 
 def state_sentence(page: Page) -> str:
     """What a paused, saturated or thrashing engine, a failed tier or a second engine need said."""
     texts, snapshot = page.texts, page.snapshot
-    told = [texts("state.second_engine")] if page.engine.is_second else []
+    told = [page.engine.notice] if page.engine.notice else []
     if snapshot is not None:
         detail = snapshot.state_detail or ""
         if snapshot.state == "paused":
@@ -56,13 +52,6 @@ def dead_sentence(page: Page) -> str:
     return page.texts("state.dead", reason=reason)
 
 
-def loading_sentence(page: Page) -> str:
-    """What is being loaded and how far it is."""
-    detail = page.engine.loading_detail
-    texts = page.texts
-    return texts("state.loading", detail=detail) if detail else texts("state.loading_plain")
-
-
 def restart() -> None:
     """Callback of *Restart*: a new process goes on where each answer was."""
     page = current_page()
@@ -74,9 +63,3 @@ def take_over() -> None:
     page = current_page()
     page.engine.take_over(page.state.tab)
     page.state.seed_again = True
-
-
-def start_chats() -> None:
-    """Callback of the empty state's button."""
-    page = current_page()
-    start_preset(page, "shared_chat")

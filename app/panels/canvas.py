@@ -1,30 +1,36 @@
 """The moving picture: what it is given, and what its commands do."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 import streamlit as st
 
-from app.components.live_view import live_view
+from app.components.live_view import live_view, read_command
 from app.panels.act import attempt, redo, undo
 from app.panels.page import Page, current_page
-from app.panels.present import go_to, start_presenting
+from app.panels.present import ACTS, go_to
 from app.panels.requests import abort_request, set_shadow
+from app.panels.terms import NOTEBOOK_URL
 from app.panels.work import start_preset
+from app.text import languages
+from app.text.sentences import change_text
 from workbench.errors import WorkbenchError
+from workbench.lab.workloads import PRESETS
 
 LIVE_URL = "/live"
+FIRST_WORKLOAD = "shared_chat"
 # Commands that change nothing for others: a viewer may give them.
 OWN_VIEW = (
-    "hello", "sync", "select_block", "select_request", "clear_selection", "take_over", "focus_chat",
-    "language",
+    "select_block", "select_request", "clear_selection", "take_over", "set_lang", "open_copy",
 )  # fmt: skip
 
 
-def show_part(page: Page, part: str, **layout: Any) -> None:
+def show_part(page: Page, part: str) -> None:
     """Mount one part of the picture: strip, stage or side."""
+    key = f"live_{part}"
     live_view(
-        part, key=f"live_{part}", data=picture_data(page, part), on_command=on_command, **layout
+        part, key=key, data=picture_data(page, part), on_command=partial(on_command, key)
     )
 
 
@@ -37,8 +43,9 @@ def picture_data(page: Page, part: str) -> dict[str, Any]:
     ]
     return {
         "part": part,
-        "text": page.texts.strings,
+        "text": picture_text(page),
         "lang": page.texts.language,
+        "langs": languages(),
         "is_driver": page.is_driver,
         "num_viewers": page.engine.num_viewers,
         "selected": state.selected,
@@ -46,20 +53,22 @@ def picture_data(page: Page, part: str) -> dict[str, Any]:
         "block": selected_block(page) if part == "side" else None,
         "pages": [{"url": "/", "title": page.texts("page.live"), "active": True}],
         "marks": marks,
-        "before": {} if history.last is None else msgspec.to_builtins(history.last.numbers),
         "can_undo": history.can_undo,
         "can_redo": history.can_redo,
         "present": bool(state.present_act),
         "live_url": LIVE_URL,
-        "config_version": history.version,
-        "tab": state.tab,
+        "workload": FIRST_WORKLOAD,
     }
+
+
+def picture_text(page: Page) -> dict[str, str]:
+    """The picture's strings; each term leads to its notebook."""
+    text = page.texts.component()
+    return text | {f"{key}.link": NOTEBOOK_URL for key in text if key.startswith("term.")}
 
 
 def mark_label(page: Page, entry: Any) -> str:
     """A change in a few words, for the sparklines."""
-    from app.text.sentences import change_text
-
     if entry.request_ids:
         return page.texts("report.mark_requests", n=len(entry.request_ids))
     return ", ".join(change_text(page.texts, path, v) for path, v in entry.changes.items())
@@ -79,14 +88,16 @@ def selected_block(page: Page) -> dict[str, Any] | None:
     return block
 
 
-def on_command(part: str, command: dict[str, Any]) -> None:
+def on_command(key: str) -> None:
     """Callback of every part: run one command of the picture."""
+    command = read_command(key)
+    if not command:
+        return
     page = current_page()
     if command.get("tab"):
         page.state.tab = str(command["tab"])
         page = current_page()
     name = str(command.get("name", ""))
-    page.state.seed_again = page.state.seed_again or name == "sync"
     run_command(page, name, command)
 
 
@@ -104,11 +115,14 @@ def run_command(page: Page, name: str, command: dict[str, Any]) -> None:
         request_id = command.get("request_id")
         set_shadow(page, None if request_id is None else str(request_id))
     elif name == "start_workload":
-        start_preset(page, str(command.get("workload") or command.get("value")))
+        start_preset(page, str(command.get("workload", FIRST_WORKLOAD)))
+    elif name in PRESETS:  # the picture's own button names the workload
+        start_preset(page, name)
     elif name == "restart":
         attempt(page, lambda: page.engine.restart())
     elif name == "present":
-        start_presenting() if command.get("on") else go_to(0)
+        act = str(command.get("act", ACTS[0]))
+        go_to(page, ACTS.index(act) + 1 if command.get("on") and act in ACTS else 0)
     elif name in ("play", "pause", "step", "speed"):
         attempt(page, lambda: _transport(page, name, command))
 
@@ -133,6 +147,8 @@ def _own_view(page: Page, name: str, command: dict[str, Any]) -> None:
         page.engine.take_over(state.tab)
         state.seed_again = True
         state.problem = ""
-    elif name == "language":
+    elif name == "open_copy":
+        state.copy_open = True
+    elif name == "set_lang":
         state.language = str(command.get("value", ""))
         st.query_params["lang"] = state.language

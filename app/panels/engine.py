@@ -22,6 +22,7 @@ class Engine:
 
     owner: EngineOwner
     history: History
+    clock: RealClock
 
     @property
     def client(self) -> EngineClient:
@@ -36,31 +37,26 @@ class Engine:
     @property
     def state(self) -> str:
         """`loading`, `running` or `dead`."""
-        return str(self.client.state)
+        return self.client.state
 
     @property
     def death_reason(self) -> str:
         """Why the process ended, in one sentence."""
-        return str(self.client.death_reason)
+        return self.client.death_reason
 
     @property
     def num_viewers(self) -> int:
         """Open tabs."""
-        return int(self.driver.num_viewers)
+        return self.driver.num_viewers
 
     @property
-    def is_second(self) -> bool:
-        """True if another engine already ran on this machine when this one started."""
-        return bool(getattr(self.owner, "is_second", False))
-
-    @property
-    def loading_detail(self) -> str:
-        """What is being loaded, as far as it is known."""
-        return ""
+    def notice(self) -> str:
+        """One sentence if another engine runs on this machine, else empty."""
+        return self.owner.notice
 
     def is_driver(self, tab: str) -> bool:
         """True if this tab may change settings."""
-        return bool(self.driver.is_driver(tab))
+        return self.driver.may_drive(tab)
 
     def take_over(self, tab: str) -> None:
         """Let this tab drive."""
@@ -71,6 +67,13 @@ class Engine:
         if self.state == "loading":
             raise EngineDied("the model is still being loaded")
         return self.client.snapshot()
+
+    def follow(self) -> None:
+        """Take over settings that something else than this history changed."""
+        last = self.history.last
+        recent = last is not None and self.clock.now_s() - last.at_s < FOLLOW_AFTER_S
+        if self.state == "running" and not recent:
+            self.history.follow(self.client.snapshot().settings)
 
     def events(self) -> list[Event]:
         """All events kept; after the engine's death those of the last picture."""
@@ -91,8 +94,13 @@ class Engine:
         self.client.restart()
 
 
-@st.cache_resource(show_spinner=False)
 def get_engine() -> Engine:
     """The one engine of this process, started if it does not run yet."""
     owner = get_owner()
-    return Engine(owner, History(owner.client, owner.client.config, RealClock()))
+    return _engine_of(id(owner), owner)
+
+
+@st.cache_resource(show_spinner=False)
+def _engine_of(number: int, _owner: EngineOwner) -> Engine:
+    clock = RealClock()
+    return Engine(_owner, History(_owner.client, _owner.client.config, clock), clock)

@@ -96,7 +96,8 @@ def _switch(on: str, off: str) -> Rule:
 
 
 def _vllm_dram(config: EngineConfig, value: Any) -> str:
-    return f"--kv-offloading-backend native --kv-offloading-size {value / 1024:.4g}" if value else ""
+    size = f"--kv-offloading-size {value / 1024:.4g}"
+    return f"--kv-offloading-backend native {size}" if value else ""
 
 
 def _sglang_dram(config: EngineConfig, value: Any) -> str | None:

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from app.panels.page import Page
-from workbench.errors import WorkbenchError
 from workbench.events import Event
 from workbench.snapshot import Snapshot
 
@@ -40,7 +39,7 @@ def snapshot_json(snapshot: Snapshot) -> bytes:
 
 
 def show_files(page: Page) -> None:
-    """Popover with the two downloads, made when they are asked for."""
+    """The two downloads in one row, made when they are asked for."""
     texts, engine = page.texts, page.engine
 
     def events() -> bytes:
@@ -49,16 +48,14 @@ def show_files(page: Page) -> None:
     def picture() -> bytes:
         return snapshot_json(engine.snapshot())
 
-    with st.popover(texts("button.files"), key="files", help=texts("files.help")):
-        have = page.snapshot is not None
-        try:
-            st.download_button(
-                texts("files.events"), events, "events.parquet", key="download_events",
-                mime="application/vnd.apache.parquet", on_click="ignore", disabled=not have,
-            )
-            st.download_button(
-                texts("files.snapshot"), picture, "snapshot.json", key="download_snapshot",
-                mime="application/json", on_click="ignore", disabled=not have,
-            )
-        except WorkbenchError as error:
-            st.caption(str(error))
+    have = page.snapshot is not None
+    with st.container(horizontal=True):
+        st.download_button(
+            texts("files.events"), events, "events.parquet", key="download_events",
+            mime="application/vnd.apache.parquet", on_click="ignore", disabled=not have,
+        )
+        st.download_button(
+            texts("files.snapshot"), picture, "snapshot.json", key="download_snapshot",
+            mime="application/json", on_click="ignore", disabled=not have,
+        )
+    st.caption(texts("files.help"))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from workbench.clock import Clock
 from workbench.config import EngineConfig, replace_settings
 from workbench.errors import SettingError
-from workbench.snapshot import ApplyReport, Number, Snapshot
+from workbench.snapshot import ApplyReport, Snapshot
 
 COALESCE_S = 0.5
 MAX_ENTRIES = 200
@@ -39,7 +39,7 @@ class ConflictError(SettingError):
 class Entry:
     """One undoable change: settings, or requests that were started together.
 
-    `numbers` are the figures just before it; `engine_time_s` is its place on the sparklines.
+    `engine_time_s` is its place on the sparklines.
     """
 
     changes: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,6 @@ class Entry:
     request_ids: tuple[str, ...] = ()
     start_requests: Callable[[], list[str]] | None = None
     report: ApplyReport | None = None
-    numbers: dict[str, Number] = field(default_factory=dict)
     engine_time_s: float = 0.0
     at_s: float = 0.0
 
@@ -64,6 +63,7 @@ class History:
         self._undone: list[Entry] = []
         self.config = config
         self.version = 0
+        self.engine_version = 0  # of the engine's own count, to know a frame that is newer
 
     def apply(self, changes: dict[str, Any], seen_version: int, label: str = "") -> ApplyReport:
         """Apply `changes` at once; raises ConflictError if `seen_version` is old.
@@ -78,7 +78,9 @@ class History:
             last = self._done[-1] if self._done else None
             if last and self._continues(last, entry):
                 merged = {**entry.previous, **last.previous}
-                self._done[-1] = replace(entry, previous=merged, numbers=last.numbers)
+                self._done[-1] = replace(
+                    entry, previous=merged, engine_time_s=last.engine_time_s
+                )
             else:
                 self._done = [*self._done[-MAX_ENTRIES + 1 :], entry]
             self._undone.clear()
@@ -89,14 +91,13 @@ class History:
     def start(self, start_requests: Callable[[], list[str]], label: str) -> list[str]:
         """Start requests as an undoable change; undo aborts them, redo starts them again."""
         with self._lock:
-            numbers, time_s = self._figures()
+            time_s = self._client.snapshot().time_s
             ids = start_requests()
             self._done.append(
                 Entry(
                     label=label,
                     request_ids=tuple(ids),
                     start_requests=start_requests,
-                    numbers=numbers,
                     engine_time_s=time_s,
                     at_s=self._clock.now_s(),
                 )
@@ -114,7 +115,7 @@ class History:
                 report = self._client.apply(entry.previous)
                 self.config = replace_settings(self.config, entry.previous)
                 self.version += 1
-                entry = replace(entry, report=report)
+                self.engine_version = report.version
             for request_id in entry.request_ids:
                 self._client.abort(request_id)
             self._undone.append(self._done.pop())
@@ -169,22 +170,18 @@ class History:
                 self.version += 1
 
     def _send(self, changes: dict[str, Any], label: str) -> Entry:
-        numbers, time_s = self._figures()
+        time_s = self._client.snapshot().time_s
         report = self._client.apply(changes)
         self.version += 1
+        self.engine_version = report.version
         return Entry(
             changes=dict(report.changes) or dict(changes),
             previous=dict(report.previous),
             label=label,
             report=report,
-            numbers=numbers,
             engine_time_s=time_s,
             at_s=self._clock.now_s(),
         )
-
-    def _figures(self) -> tuple[dict[str, Number], float]:
-        snapshot = self._client.snapshot()
-        return dict(snapshot.numbers), snapshot.time_s
 
     def _continues(self, last: Entry, entry: Entry) -> bool:
         return last.changes.keys() == entry.changes.keys() and bool(entry.changes) and (

@@ -1,13 +1,12 @@
 """The knobs, made from the settings' metadata: three groups, four each, the rest under "more"."""
 
-import dataclasses
 from typing import Any
 
 import streamlit as st
 
 from app.panels.act import apply_changes, attempt, sentence
 from app.panels.page import Page, current_page
-from app.text.sentences import change_text, preview_sentence, setting_label, value_text
+from app.text.sentences import change_text, escape, preview_sentence, setting_label, value_text
 from workbench.config import all_settings, get_setting
 from workbench.errors import WorkbenchError
 
@@ -195,10 +194,3 @@ def _from_widget(path: str, value: Any) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return value
-
-
-def escape(text: str) -> str:
-    """`text` without meaning to Markdown, so that names and errors show as they are."""
-    for mark in ("\\", "`", "*", "_", "[", "]", "$", "<", "#", "~", ":"):
-        text = text.replace(mark, "\\" + mark)
-    return text

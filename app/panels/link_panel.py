@@ -5,10 +5,9 @@ from typing import Any
 import streamlit as st
 
 from app.panels.act import apply_changes, redo, sentence, undo
-from app.panels.knobs import escape
 from app.panels.link import OTHER_PARAMS, link_address, link_changes, link_params, read_link
 from app.panels.page import Page, current_page, tab_state
-from app.text.sentences import change_text
+from app.text.sentences import change_text, escape
 from workbench.config import EngineConfig, replace_settings
 
 
@@ -68,7 +67,7 @@ def show_offer(page: Page) -> None:
     count = len(state.offer)
     with st.container(horizontal=True, vertical_alignment="center", key="offer"):
         st.markdown(escape(texts("state.link_offer", n=count, what=what)))
-        label = texts("button.apply_link_one") if count == 1 else texts("button.apply_link", n=count)
+        label = texts("button.apply_link_one" if count == 1 else "button.apply_link", n=count)
         st.button(label, key="offer_apply", type="primary", on_click=accept_offer,
                   disabled=page.locked)
         st.button(texts("button.keep_link"), key="offer_keep", on_click=refuse_offer)

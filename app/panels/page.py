@@ -27,6 +27,7 @@ class TabState:
     selected_request: str | None = None
     present_act: int = 0  # 0 = not presenting
     present_undo: int = 0
+    copy_open: bool = False
     chat: list[tuple[str, str]] = field(default_factory=list)  # (what was said, request id)
     url: dict[str, str] | None = None  # the settings this tab last wrote to its address
     offer: dict[str, Any] = field(default_factory=dict)

@@ -5,8 +5,8 @@ from typing import Any
 import streamlit as st
 
 from app.panels.act import attempt, sentence, start_requests
-from app.panels.knobs import escape
 from app.panels.page import Page, current_page
+from app.text.sentences import escape
 from workbench.errors import WorkbenchError
 from workbench.lab.prompts_file import MAX_FILE_BYTES, read_prompts
 from workbench.lab.workloads import PRESETS

@@ -1,6 +1,10 @@
-"""Every sentence of the dashboard, kept in one TOML file a language beside this module."""
+"""Every sentence of the dashboard, kept in one TOML file a language beside this module.
+
+The picture's own English strings lie beside its source; another language keeps all in its file.
+"""
 
 import functools
+import json
 import string
 import tomllib
 from dataclasses import dataclass
@@ -9,6 +13,7 @@ from typing import Any
 
 DEFAULT_LANGUAGE = "en"
 _FOLDER = Path(__file__).parent
+_COMPONENT = _FOLDER.parent / "components" / "live_view" / "text_keys.json"
 
 
 class _Values(dict[str, Any]):
@@ -34,10 +39,9 @@ class Texts:
         """The string, or `default` where there is none."""
         return self.strings.get(key, default)
 
-    def under(self, prefix: str) -> dict[str, str]:
-        """All strings whose key starts with `prefix` and a dot, by the rest of the key."""
-        start = prefix + "."
-        return {key[len(start) :]: v for key, v in self.strings.items() if key.startswith(start)}
+    def component(self) -> dict[str, str]:
+        """The strings that the moving picture shows."""
+        return {key: self.strings[key] for key in component_strings()}
 
 
 def languages() -> list[str]:
@@ -47,9 +51,17 @@ def languages() -> list[str]:
 
 
 def read_strings(language: str) -> dict[str, str]:
-    """The flattened file of one language."""
+    """The flattened strings of one language."""
     with (_FOLDER / f"{language}.toml").open("rb") as file:
-        return _flatten(tomllib.load(file))
+        strings = _flatten(tomllib.load(file))
+    return component_strings() | strings if language == DEFAULT_LANGUAGE else strings
+
+
+@functools.cache
+def component_strings() -> dict[str, str]:
+    """English strings of the moving picture by key."""
+    strings: dict[str, str] = json.loads(_COMPONENT.read_text(encoding="utf-8"))
+    return strings
 
 
 @functools.cache

@@ -1,28 +1,10 @@
-"""Events, previews and reports as plain sentences."""
+"""Settings, previews and reports as plain sentences; events are told by the picture itself."""
 
 from typing import Any
 
 from app.text import Texts
 from workbench.config import all_settings
-from workbench.events import Event
 from workbench.snapshot import ApplyReport
-
-
-def event_sentence(texts: Texts, event: Event) -> str:
-    """What happened, in plain words, from the event's kind and numbers.
-
-    A kind's template may have variants, `event.KIND.VARIANT`, chosen by `data["how"]`,
-    `data["what"]` or `data["to_tier"]`.
-    """
-    data: dict[str, Any] = {key: _plain(texts, key, value) for key, value in event.data.items()}
-    data["request"] = event.request_id
-    key = f"event.{event.kind}.default"
-    for name in ("what", "how", "to_tier", "kind"):
-        variant = f"event.{event.kind}.{event.data.get(name, '')}"
-        if variant in texts.strings:
-            key = variant
-            break
-    return texts(key, **data)
 
 
 def setting_label(texts: Texts, path: str) -> str:
@@ -37,7 +19,8 @@ def value_text(texts: Texts, path: str, value: Any) -> str:
         return choice
     if isinstance(value, bool):
         return texts("choice.on" if value else "choice.off")
-    unit = all_settings()[path].metadata["unit"].split(" ")[0]
+    words = all_settings()[path].metadata["unit"].split(" ")
+    unit = words[words[0] == "prefill"] if words[0] != "share" else ""
     if value == 0 and path in ("tiers.dram_mib", "tiers.disk_mib"):
         return texts("choice.off")
     number = f"{value:g}" if isinstance(value, float) else str(value)
@@ -92,23 +75,8 @@ def _effects(texts: Texts, report: ApplyReport) -> list[str]:
     return parts + [note.rstrip(".") for note in report.notes]
 
 
-def _plain(texts: Texts, key: str, value: Any) -> str:
-    """One number of an event as a person reads it."""
-    if key.endswith("_bytes") and isinstance(value, (int, float)):
-        return bytes_text(value)
-    if key in ("to_tier", "tier"):
-        return texts.get(f"tier.{value}", str(value))
-    if key == "changes" and isinstance(value, dict):
-        return ", ".join(change_text(texts, path, new) for path, new in value.items())
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 10 else f"{value:.1f}"
-    return str(value)
-
-
-def bytes_text(num_bytes: float) -> str:
-    """A size with a binary unit, three significant digits."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} GiB"
+def escape(text: str) -> str:
+    """`text` without meaning to Markdown, so that names and errors show as they are."""
+    for mark in ("\\", "`", "*", "_", "[", "]", "$", "<", "#", "~", ":"):
+        text = text.replace(mark, "\\" + mark)
+    return text

@@ -4,15 +4,14 @@ import streamlit as st
 
 from app.panels.banner import show_face, state_sentence
 from app.panels.canvas import show_part
-from app.panels.copying import show_before_after, show_copy
-from app.panels.files import show_files
-from app.panels.knobs import escape, show_answer, show_knobs
+from app.panels.copying import open_copy, show_copy
+from app.panels.knobs import show_answer, show_knobs
 from app.panels.link_panel import read_address, show_offer, write_address
 from app.panels.page import Page, open_page
-from app.panels.present import show_present, start_presenting
-from app.panels.requests import show_request
+from app.panels.tab_sync import watch_tab
 from app.panels.terms import show_terms
 from app.panels.work import show_chat, show_work
+from app.text.sentences import escape
 
 KNOBS_PX, SIDE_PX = 264, 300
 
@@ -23,8 +22,8 @@ def show_live() -> None:
     read_address(page)
     with st.container(key="strip", gap=None):
         show_part(page, "strip")
+        watch_tab(page)
     show_offer(page)
-    show_present(page)
     with st.container(key="columns", horizontal=True, wrap=False, gap="small"):
         if not page.state.present_act:
             with st.container(key="knobs", width=KNOBS_PX, gap=None):
@@ -38,20 +37,17 @@ def show_live() -> None:
             with st.container(key="side", gap=None):
                 show_part(page, "side")
             show_chat(page)
+    show_copy(page)
     write_address(page)
 
 
 def _toolbar(page: Page) -> None:
+    """The row above the picture; what the engine's state needs said stands in it too."""
     with st.container(key="toolbar", horizontal=True, gap="xsmall", vertical_alignment="center"):
         show_face(page)
         show_work(page)
-        show_request(page)
-        show_before_after(page)
-        show_copy(page)
-        show_files(page)
+        st.button(page.texts("button.export"), key="copy", on_click=open_copy)
         show_terms(page)
-        st.button(page.texts("button.present"), key="present", on_click=start_presenting,
-                  disabled=page.locked or bool(page.state.present_act))
     told = state_sentence(page)
     if told:
         st.caption(escape(told))

@@ -1,0 +1,34 @@
+"""Lets Python know which browser tab it serves, and when the controls must be read again."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from app.panels.page import Page, current_page
+
+KEY = "tab_sync"
+_component = st.components.v2.component(
+    "tab_sync", js=(Path(__file__).parent / "tab_sync.js").read_text(encoding="utf-8")
+)
+
+
+def watch_tab(page: Page) -> None:
+    """Mount the invisible part that reports the tab's id and changes made elsewhere."""
+    data = {
+        "tab": page.state.tab,
+        "version": page.engine.history.engine_version,
+        "live_url": "/live",
+    }
+    _component(key=KEY, data=data, on_command_change=tab_told)
+
+
+def tab_told() -> None:
+    """Callback: remember the tab, and put the engine's values into the controls again."""
+    state = st.session_state.get(KEY)
+    command = state.get("command") if state else None
+    if not command:
+        return
+    page = current_page()
+    page.state.tab = str(command.get("tab", ""))
+    page.state.seed_again = True
+    page.engine.follow()
