@@ -12,8 +12,6 @@ def describe(path: Path | None) -> dict[str, Any]:
     Reads headers and the identity's checksum, no weights. Raises ModelError when it is not there.
     """
     from workbench.model import fetch
-    from workbench.model.gguf_loader import GgufSource
-    from workbench.model.hf_loader import HfSource
 
     found = path or fetch.cached_path()
     if found is None:
@@ -22,6 +20,9 @@ def describe(path: Path | None) -> dict[str, Any]:
         )
     if not found.exists():
         raise ModelError(f"{found} does not exist: name a GGUF file or a Hugging Face folder")
+    from workbench.model.gguf_loader import GgufSource
+    from workbench.model.hf_loader import HfSource
+
     source = HfSource(found) if found.is_dir() else GgufSource(found)
     arch = source.arch
     files = [item for item in found.rglob("*") if item.is_file()] if found.is_dir() else [found]

@@ -71,7 +71,7 @@ def describe_machine() -> Machine:
         cores=len(os.sched_getaffinity(0)),
         ram_gib=round(psutil.virtual_memory().total / 2**30, 1),
         gpu=gpu,
-        kernel=f"{platform.system()} {platform.release()}",
+        kernel=f"{platform.system()} {platform.release().split('-')[0]}",
         python=platform.python_version(),
         torch=str(torch.__version__),
         triton=_version("triton"),
@@ -116,6 +116,7 @@ def print_report(result: Report, *, as_json: bool) -> None:
     from rich.table import Table
 
     table = Table("figure", "value", "unit", "provenance", "note")
+    table.columns[0].no_wrap = True
     table.columns[1].justify = "right"
     for figure in result.figures:
         table.add_row(
