@@ -7,6 +7,7 @@ export const LENSES = ["owner", "tier", "format", "refs", "mass", "age"];
 
 // Bits of a cell's mark: its state in the low three, then flags as in the frame, then these.
 export const DIMMED = 256;
+const KEPT = SHARED | PINNED | EVICTED | MOVING;
 
 // The byte each lens shows for every cell of a tier.
 function lensPlane(lens, tier) {
@@ -102,13 +103,23 @@ export class CellPaint {
   fill(tier, plane, filter, mask) {
     const { clear, dim } = this.table;
     const { state, owner } = tier;
-    const keep = SHARED | PINNED | EVICTED | MOVING;
+    if (!mask && !filter) return this.fillAll(state, plane, clear);
     for (let i = 0; i < state.length; i++) {
       const s = state[i], kind = s & STATE_MASK;
       const at = Math.min(kind, 2) * 256 + plane[i];
       const out = mask ? !mask[i] : filter ? !passes(filter, s, owner[i], plane[i]) : false;
       this.colours[i] = out ? dim[at] : clear[at];
-      this.marks[i] = kind | (s & keep) | (out ? DIMMED : 0);
+      this.marks[i] = kind | (s & KEPT) | (out ? DIMMED : 0);
+    }
+  }
+
+  // The common case, without a filter: one table look-up a cell.
+  fillAll(state, plane, table) {
+    const { colours, marks } = this;
+    for (let i = 0; i < state.length; i++) {
+      const s = state[i];
+      colours[i] = table[((s & STATE_MASK) << 8) | plane[i]];
+      marks[i] = s & (STATE_MASK | KEPT);
     }
   }
 }

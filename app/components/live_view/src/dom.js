@@ -35,6 +35,17 @@ export function setClass(node, name, on) {
 
 export function show(node, on) { if (node.hidden === !!on) node.hidden = !on; }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+// A 16 x 16 drawing from one path; it takes the text's colour.
+export function icon(path) {
+  const node = document.createElementNS(SVG, "svg"), line = document.createElementNS(SVG, "path");
+  attrs(node, { viewBox: "0 0 16 16", width: "16", height: "16", "aria-hidden": "true", class: "sign" });
+  attrs(line, { d: path });
+  node.append(line);
+  return node;
+}
+
 export function button(cls, label, onClick) {
   const node = h("button", cls);
   node.type = "button";

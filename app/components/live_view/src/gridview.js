@@ -67,14 +67,23 @@ export class GridView {
     const { width, height, dpr } = scene;
     scene.layout = grouped
       ? layoutBySequence(groupsBySequence(frame, tier, context.words), tier.num_cells, width, height, dpr)
-      : layoutByAddress(tier, classes, width, height, dpr);
+      : layoutByAddress(tier, classes, width, height, dpr, this.keptColumns(tier));
+    if (!grouped) this.kept = { key: this.slabKey(tier), columns: scene.layout.columns };
     scene.map = pixelMap(scene.layout.rects, width, height);
     this.painter.reset();
+  }
+
+  slabKey(tier) { return `${tier.slabs.length}|${this.scene.width}x${this.scene.height}`; }
+
+  keptColumns(tier) {
+    const assigned = tier.slabs.some((slab) => slab[1] > 0);
+    return this.kept && assigned && this.kept.key === this.slabKey(tier) ? this.kept.columns : 0;
   }
 
   draw() {
     const { store } = this.context;
     const frame = store.shown, tier = this.tier();
+    this.node.style.visibility = tier && tier.num_cells ? "" : "hidden";
     if (!frame || !tier || this.node.clientWidth === 0) return;
     const theme = this.context.theme();
     this.arrange(frame, tier);

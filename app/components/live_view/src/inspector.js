@@ -22,7 +22,8 @@ export class Inspector {
     this.list = h("dl", "facts");
     for (const { term, value } of this.rows.values()) this.list.append(term, value);
     this.owners = h("span", "owner-links");
-    this.rows.get("owners").value.append(this.owners);
+    this.nobody = h("span", "", "–");
+    this.rows.get("owners").value.append(this.owners, this.nobody);
     this.text = h("blockquote", "block-text");
     this.hint = h("p", "hint", words("block.none"));
     this.node = attrs(h("section", "inspector", h("div", "panel-head", this.title, this.clear), this.hint, this.list, this.text),
@@ -33,13 +34,18 @@ export class Inspector {
     const { store, data } = this.context, { selected } = store.view;
     const facts = selected ? blockFacts(frame, selected.tier, selected.cell) : null;
     show(this.hint, !facts);
-    show(this.list, !!facts);
     show(this.clear, !!facts);
     setText(this.title, facts ? this.words("block.title", selected) : this.words("block.label"));
-    if (!facts) { show(this.text, false); return; }
+    if (!facts) return this.blank();
     const block = data().block;
     const extra = block && block.tier === selected.tier && block.cell === selected.cell ? block : null;
     this.fill(frame, selected, facts, extra);
+  }
+
+  blank() {
+    show(this.text, false);
+    for (const [name, { value }] of this.rows) if (name !== "owners") setText(value, "–");
+    this.setOwners({ holders: [] });
   }
 
   fill(frame, selected, facts, block) {
@@ -73,10 +79,10 @@ export class Inspector {
 
   setOwners(facts) {
     const { context } = this;
+    show(this.nobody, !facts.holders.length);
     keyed(this.owners, facts.holders, (x) => x.request.request_id,
       (x) => button("link", "", () => context.selectRequest(x.request.request_id)),
       (node, x) => setText(node, `${x.request.label || x.request.request_id} [${x.page}]`));
-    if (!facts.holders.length && !this.owners.firstChild) setText(this.owners, "");
   }
 }
 

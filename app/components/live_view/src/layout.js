@@ -2,12 +2,13 @@
 // All lengths are whole device pixels; rects are [x, y, w, h] a cell in one Int32Array.
 
 // Layout by address. `tier`: {slabs, slab_bytes}; `classes`: page classes, for bytes a page.
-export function layoutByAddress(tier, classes, width, height, dpr) {
+// `columns` of slabs is kept from the layout before, so that a format change moves none (0: choose).
+export function layoutByAddress(tier, classes, width, height, dpr, kept = 0) {
   const slabs = tier.slabs;
   const rects = new Int32Array(tier.num_cells * 4);
   const frames = [];
-  if (!slabs.length || width < 2 || height < 2) return { rects, frames, size: 0 };
-  const columns = slabColumns(slabs.length, width, height);
+  if (!slabs.length || width < 2 || height < 2) return { rects, frames, size: 0, columns: 0 };
+  const columns = kept || slabColumns(tier, classes, width, height);
   const rows = Math.ceil(slabs.length / columns);
   const tall = height / rows;
   const gap = slabs.length === 1 ? 0 : width / columns >= 24 * dpr && tall >= 8 * dpr ? 2 * dpr : 0;
@@ -25,7 +26,7 @@ export function layoutByAddress(tier, classes, width, height, dpr) {
     }
     first += count;
   });
-  return { rects, frames, size: Number.isFinite(smallest) ? smallest : 0 };
+  return { rects, frames, size: Number.isFinite(smallest) ? smallest : 0, columns };
 }
 
 function inset(x0, y0, x1, y1, gap) {
@@ -33,13 +34,16 @@ function inset(x0, y0, x1, y1, gap) {
   return [x0, y0, Math.max(1, x1 - x0 - g), Math.max(1, y1 - y0 - g)];
 }
 
-// Columns of slabs; depends on their number and the area alone, so that a format change moves none.
-function slabColumns(count, width, height) {
+// Columns of slabs that make the cells of the first assigned slab most nearly square.
+function slabColumns(tier, classes, width, height) {
+  const count = tier.slabs.length;
+  const [index, cells] = tier.slabs.find((slab) => slab[1] > 0) ?? [-1, 1];
+  const share = shareUsed(tier, classes[index], cells);
   let best = 1, bestCost = Infinity;
   for (let columns = 1; columns <= count; columns++) {
     const rows = Math.ceil(count / columns);
-    const shape = Math.abs(Math.log((width / columns) / (height / rows) / 1.6));
-    const cost = shape + 2 * ((columns * rows - count) / count);
+    const inner = cellGrid(cells, (width / columns) * share, height / rows);
+    const cost = inner.cost + 2 * ((columns * rows - count) / count);
     if (cost < bestCost) { best = columns; bestCost = cost; }
   }
   return best;
@@ -72,22 +76,24 @@ function fillSlab(rects, first, count, [x, y, w, h], share, dpr) {
 // The most nearly square cells that leave few places empty.
 function cellGrid(count, w, h) {
   const ideal = Math.sqrt((count * w) / h);
-  let best = { columns: count, rows: 1 }, bestCost = Infinity;
+  let best = { columns: count, rows: 1, cost: Infinity };
   const low = Math.max(1, Math.floor(ideal / 2)), high = Math.min(count, Math.ceil(ideal * 2) + 1);
   for (let columns = low; columns <= high; columns++) {
     const rows = Math.ceil(count / columns);
     const shape = Math.abs(Math.log((w / columns) / (h / rows)));
     const cost = shape + 3 * ((columns * rows - count) / count);
-    if (cost < bestCost) { best = { columns, rows }; bestCost = cost; }
+    if (cost < best.cost) best = { columns, rows, cost };
   }
   return best;
 }
+
+export const LABEL_WIDTH = 44;
 
 // Layout by sequence: `groups` = [{label, owner, cells}], one after the other in equal squares.
 export function layoutBySequence(groups, numCells, width, height, dpr) {
   const rects = new Int32Array(numCells * 4);
   const shown = groups.filter((g) => g.cells.length);
-  const gutter = Math.round(28 * dpr);
+  const gutter = Math.round(LABEL_WIDTH * dpr);
   const size = largestSquare(shown, width - gutter, height, dpr);
   const perRow = Math.max(1, Math.floor((width - gutter) / size));
   const gap = size >= 6 * dpr ? Math.max(1, Math.round(dpr)) : 0;

@@ -5,6 +5,9 @@ import { lensColour, LENSES, tierColour } from "./cells.js";
 import { detailOf } from "./painter.js";
 import { css, ownerLetter } from "./theme.js";
 
+// States whose own mark cannot be drawn at a level of detail.
+const HIDDEN = { full: [], edges: ["pinned"], colour: ["shared", "pinned"] };
+
 export class Legend {
   constructor({ store, words, theme, tips }) {
     Object.assign(this, { store, words, theme });
@@ -16,23 +19,26 @@ export class Legend {
     this.states = h("span", "legend-items");
     this.values = h("span", "legend-items legend-values");
     this.hint = h("span", "legend-hint");
-    this.node = attrs(h("div", "legend", this.lens.wrap, this.group.wrap, this.states, this.values, this.hint),
+    this.node = attrs(h("div", "legend", this.lens, this.group, this.states, this.values, this.hint),
       { role: "group", "aria-label": words("legend.label") });
-    tips.term(this.lens.caption, "lens");
+    tips.term(this.lens, "lens");
   }
 
   update(frame, size) {
+    const detail = detailOf(size);
     const { view } = this.store;
-    setValue(this.lens.node, view.lens);
-    setValue(this.group.node, view.group);
+    setValue(this.lens, view.lens);
+    setValue(this.group, view.group);
     keyed(this.states, ["owned", "cached", "free", "shared", "pinned"], (x) => x,
       (state) => this.chip({ kind: "state", value: state }, `swatch state-${state}`, this.words(`legend.${state}`)),
-      (node, state) => this.mark(node, { kind: "state", value: state }));
+      (node, state) => {
+        this.mark(node, { kind: "state", value: state });
+        setClass(node, "unseen", HIDDEN[detail].includes(state));
+      });
     const items = this.items(frame, view.lens);
     keyed(this.values, items, (x) => x.key,
       (item) => item.filter ? this.chip(item.filter, "swatch", item.label) : plain(item.label),
       (node, item) => this.paintItem(node, item));
-    const detail = detailOf(size);
     setText(this.hint, detail === "full" ? "" : this.words(`detail.${detail}`));
   }
 
@@ -110,6 +116,6 @@ export function select(label, values, name, onChange) {
   }
   node.setAttribute("aria-label", label);
   node.addEventListener("change", () => onChange(node.value));
-  const caption = h("span", "pick-label", label);
-  return { node, caption, wrap: h("label", "pick-wrap", caption, node) };
+  node.title = label;
+  return node;
 }

@@ -28,15 +28,13 @@ class NumberView {
     this.label = tips.term(h("span", "num-label", words(`number.${name}`)), name);
     this.value = h("span", "num-value");
     this.unit = h("span", "num-unit");
-    this.tag = h("span", "tag");
     this.basis = h("span", "num-basis");
     this.why = h("span", "num-why");
     this.spark = new Spark();
     this.chip = h("span", "num-change");
     const line = h("div", "num-line", this.value, this.unit, this.why);
-    const under = h("div", "num-under", this.basis, this.chip);
-    const head = h("div", "num-head", this.label, this.tag);
-    this.node = attrs(h("div", "num", head, line, this.spark.node, under), { "data-number": name });
+    const head = h("div", "num-head", this.label);
+    this.node = attrs(h("div", "num", head, line, this.spark.node, this.basis, this.chip), { "data-number": name });
   }
 
   update(store, theme) {
@@ -56,9 +54,9 @@ class NumberView {
       setText(this.value, shown.value);
       setText(this.unit, shown.unit);
     }
-    setText(this.tag, number ? words(`provenance.${number.provenance}`) : "");
-    setClass(this.tag, "warn", !!number && number.provenance !== "measured");
-    setText(this.basis, number ? basis(number, words) : "");
+    setText(this.basis, missing ? "" : [basis(number, words), words(`provenance.${number.provenance}`)]
+      .filter(Boolean).join(", "));
+    setClass(this.basis, "warn", !missing && number.provenance !== "measured");
     this.updateChange(store, number);
     const end = store.latest.snap.time_s;
     const marks = store.series.marks.concat(store.marks ?? []).filter((m) => m.time_s > end - 60);

@@ -3,6 +3,7 @@
 
 import { CACHED, FREE, MOVING, OWNED, PINNED, SHARED, STATE_MASK } from "./decode.js";
 import { DIMMED } from "./cells.js";
+import { LABEL_WIDTH } from "./layout.js";
 import { css, luma, mix, ownerColour, ownerLetter, pack, unpack } from "./theme.js";
 
 export const FADE_MS = 400;
@@ -32,14 +33,30 @@ export class Painter {
     if (first) this.background(scene, theme);
     else if (!still) this.startFades(paint, now);
     const detail = detailOf(scene.layout.size / scene.dpr);
-    const changed = this.changedCells(paint, first, now);
-    if (changed.length || first) {
-      if (detail === "full") this.paintLarge(scene, paint, tier, theme, changed, now);
-      else this.paintSmall(scene, paint, theme, detail, now, first);
+    if (detail === "full") this.paintLarge(scene, paint, tier, theme, this.changedCells(paint, first), now);
+    else if (first || this.fades.size || this.differs(paint)) {
+      this.paintSmall(scene, paint, theme, detail, now, first);
     }
-    this.lastColours = paint.colours.slice();
-    this.lastMarks = paint.marks.slice();
+    this.remember(paint, first);
     return this.fades.size > 0;
+  }
+
+  remember(paint, first) {
+    if (first) {
+      this.lastColours = paint.colours.slice();
+      this.lastMarks = paint.marks.slice();
+    } else {
+      this.lastColours.set(paint.colours);
+      this.lastMarks.set(paint.marks);
+    }
+  }
+
+  differs(paint) {
+    const { lastColours, lastMarks } = this, { colours, marks } = paint;
+    for (let i = 0; i < colours.length; i++) {
+      if (colours[i] !== lastColours[i] || marks[i] !== lastMarks[i]) return true;
+    }
+    return false;
   }
 
   background(scene, theme) {
@@ -67,11 +84,10 @@ export class Painter {
   drawLabels(scene, theme) {
     const { ctx } = this;
     for (const label of scene.layout.labels ?? []) {
-      const size = Math.max(9, Math.min(12, label.h)) * 1;
-      ctx.font = `${Math.round(Math.max(size, 9 * scene.dpr))}px ${theme.font}`;
+      ctx.font = `${Math.round(11 * scene.dpr)}px ${theme.font}`;
       ctx.fillStyle = css(theme.text, 0.75);
       ctx.textBaseline = "top";
-      ctx.fillText(label.text.slice(0, 5), 0, label.y, 26 * scene.dpr);
+      ctx.fillText(label.text.slice(0, 8), 0, label.y, (LABEL_WIDTH - 4) * scene.dpr);
     }
   }
 
@@ -84,7 +100,7 @@ export class Painter {
   }
 
   // Cells to paint: those that differ, and those that fade.
-  changedCells(paint, all, now) {
+  changedCells(paint, all) {
     const changed = [];
     const { colours, marks } = paint;
     for (let i = 0; i < colours.length; i++) {

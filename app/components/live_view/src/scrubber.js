@@ -18,6 +18,7 @@ export class Scrubber {
       try { await save(); } finally { this.save.disabled = false; }
     });
     show(this.save, !!save);
+    show(this.now, !!save);
     this.node = h("div", "scrubber", this.when, this.range, this.now, this.save);
   }
 

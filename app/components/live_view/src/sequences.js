@@ -3,7 +3,7 @@
 import { tableOf } from "./decode.js";
 import { attrs, button, h, keyed, setAttr, setClass, setText, show } from "./dom.js";
 import { count } from "./format.js";
-import { css, mix, ownerColour, ownerLetter } from "./theme.js";
+import { css, luma, mix, ownerColour, ownerLetter } from "./theme.js";
 
 const MAX_ROWS = 40;
 
@@ -72,6 +72,7 @@ export class Sequences {
     const why = this.why(request);
     setText(parts.why, why);
     setAttr(parts.why, "title", why);
+    setClass(node, "plain", !why);
     setClass(node, "chosen", context.store.view.request === request.request_id);
     const done = request.status.startsWith("finished"), driver = context.isDriver();
     show(parts.abort, !done);
@@ -133,11 +134,11 @@ function drawPages(ctx, cells, tier, request, width, height, dpr, theme) {
       ctx.fillRect(x, height - 2 * dpr, w, dpr);
       return;
     }
-    const shared = tier && tier.refs[cell] > 1;
+    const shared = tier && tier.refs[cell] > 1, pale = !theme.dark && luma(colour) > 190;
     ctx.fillStyle = css(shared ? mix(colour, theme.bg, 0.25) : colour);
     ctx.fillRect(x, 0, w, height);
-    if (!shared) return;
-    ctx.fillStyle = css(theme.text);
+    if (!shared && !pale) return;
+    ctx.fillStyle = css(theme.text, shared ? 1 : 0.35);
     ctx.fillRect(x, 0, w, dpr);
     ctx.fillRect(x, height - dpr, w, dpr);
   });

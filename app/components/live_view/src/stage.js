@@ -25,7 +25,7 @@ export class Stage {
       select: (tier, cell) => context.select(tier, cell),
     };
     this.numbers = new Numbers(context);
-    this.bars = TIERS.map((name) => new TierBar(name, context));
+    this.bars = TIERS.map((name) => new TierBar(name, context, name !== "G1"));
     this.grids = TIERS.map((name) => new GridView(name, grid));
     for (const view of this.grids) setAttr(view.over, "aria-label", words("grid.label", { tier: view.name }));
     this.legend = new Legend(context);

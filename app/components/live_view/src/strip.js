@@ -1,10 +1,15 @@
 // The engine strip: pages, what runs and where, its state, the transport, undo, link, driver.
 
-import { attrs, button, h, keyed, paced, setAttr, setClass, setText, show } from "./dom.js";
+import { attrs, button, h, icon, keyed, paced, setAttr, setClass, setText, show } from "./dom.js";
 import { bytes } from "./format.js";
 import { KeyHelp, listenKeys } from "./keyboard.js";
 
 const SPEEDS = [1, 0.5, 0.25, 0.1];
+const SIGNS = {
+  play: "M4.5 2.8v10.4L13 8z", pause: "M4 3h2.8v10H4zM9.2 3H12v10H9.2z", step: "M3.5 3v10L10 8zM10.8 3H13v10h-2.2z",
+  undo: "M6.5 2 2 5.8l4.5 3.8V7.1H9a2.9 2.9 0 0 1 0 5.8H5v1.6h4a4.5 4.5 0 0 0 0-9H6.5z",
+  redo: "M9.5 2 14 5.8 9.5 9.6V7.1H7a2.9 2.9 0 0 0 0 5.8h4v1.6H7a4.5 4.5 0 0 1 0-9h2.5z",
+};
 const TABS = ["grid", "knobs", "block", "chat"];
 
 export class Strip {
@@ -27,7 +32,8 @@ export class Strip {
     this.tiers = h("span", "tier-sum");
     this.acts = {};
     const act = (name, sign) => {
-      const node = button("icon", sign, () => send(name));
+      const node = button("icon", "", () => send(name));
+      node.append(icon(sign));
       attrs(node, { "aria-label": words(`strip.${name}`), title: words(`strip.${name}.hint`) });
       return (this.acts[name] = node);
     };
@@ -44,9 +50,9 @@ export class Strip {
     this.keys = attrs(button("icon", "?", () => this.help.toggle()), { "aria-label": words("keys.label"), title: words("keys.label") });
     this.viewers = h("span", "viewers");
     this.take = button("primary small", words("strip.take_over"), () => send("take_over"));
-    const transport = attrs(h("div", "transport", act("play", "▶"), act("pause", "❚❚"), act("step", "⏭"), this.speed),
+    const transport = attrs(h("div", "transport", act("play", SIGNS.play), act("pause", SIGNS.pause), act("step", SIGNS.step), this.speed),
       { role: "group", "aria-label": words("strip.transport") });
-    const edit = h("div", "edit", act("undo", "↶"), act("redo", "↷"), this.copy, this.lang, this.presentButton, this.keys);
+    const edit = h("div", "edit", act("undo", SIGNS.undo), act("redo", SIGNS.redo), this.copy, this.lang, this.presentButton, this.keys);
     this.tabs = attrs(h("div", "tabs"), { role: "tablist", "aria-label": words("tabs.label") });
     for (const tab of TABS) this.tabs.append(this.tab(tab));
     this.node = attrs(h("section", "strip", h("div", "strip-main", this.pages, this.state, this.mode, this.tiers,

@@ -18,7 +18,7 @@ export class Tips {
   term(node, name) {
     if (!this.words.has(`term.${name}`)) return node;
     node.classList.add("term");
-    attrs(node, { tabindex: "0", "aria-describedby": "kv-tip" });
+    attrs(node, { tabindex: node.tabIndex < 0 ? "0" : null, "aria-describedby": "kv-tip" });
     const open = () => this.open(node, this.words(`term.${name}`), this.words.has(`term.${name}.link`)
       ? this.words(`term.${name}.link`) : "");
     node.addEventListener("pointerenter", open);

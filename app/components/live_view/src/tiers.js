@@ -4,8 +4,10 @@ import { attrs, h, setAttr, setClass, setText } from "./dom.js";
 import { bytes, rate } from "./format.js";
 
 export class TierBar {
-  constructor(name, { words, tips }) {
+  // `compact`: a shorter line of figures, for the tiers below the first.
+  constructor(name, { words, tips }, compact) {
     this.words = words;
+    this.compact = compact;
     this.title = tips.term(h("span", "tier-name", name), name);
     this.parts = ["pinned", "used", "cached"].map((part) => h("i", `bar-${part}`));
     this.bar = attrs(h("span", "bar", ...this.parts), { role: "img" });
@@ -27,7 +29,7 @@ export class TierBar {
       if (this.parts[i].style.width !== width) this.parts[i].style.width = width;
     });
     const percent = (part) => Math.round((100 * part) / size);
-    const text = words("tier.figures", {
+    const text = words(this.compact ? "tier.figures.short" : "tier.figures", {
       used: percent(view.used_bytes), cached: percent(view.cached_bytes), capacity: bytes(view.capacity_bytes),
     });
     setText(this.figures, text);
@@ -37,7 +39,8 @@ export class TierBar {
       in: bytes(view.in_bytes_total), out: bytes(view.out_bytes_total), hits: view.hits,
       misses: view.misses, faults: view.faults,
     }));
-    setText(this.tag, view.faults ? words("tier.faults", { faults: view.faults }) : words(`provenance.${view.provenance}`));
+    const source = this.compact && view.provenance === "measured" ? "" : words(`provenance.${view.provenance}`);
+    setText(this.tag, view.faults ? words("tier.faults", { faults: view.faults }) : source);
     setClass(this.tag, "warn", view.faults > 0);
     setAttr(this.title, "title", view.medium + (view.note ? ` · ${view.note}` : ""));
   }

@@ -1,0 +1,89 @@
+"""Opens the component's test page in Debian's Chromium."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from .component_frames import Plan, frame_of
+from .component_page import FrameServer
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]
+
+
+@dataclass
+class Opened:
+    """A page with its server, the frames it shows and the errors it raised."""
+
+    page: Page
+    server: FrameServer
+    errors: list[str]
+
+    def tick_to(self, tick: int) -> None:
+        """Waits until the frame of `tick` or a later one is shown."""
+        self.page.wait_for_function(f"window.__kvw && __kvw.lastSeq >= {tick}")
+
+    def freeze(self) -> int:
+        """Stops the frames; returns the tick that is shown from now on."""
+        self.server.frozen = True
+        self.page.wait_for_function(f"window.__kvw && __kvw.lastSeq === {self.server.tick}")
+        return self.server.tick
+
+    def commands(self, name: str) -> list[dict[str, object]]:
+        """Commands of that name received so far."""
+        found: list[dict[str, object]] = self.page.evaluate("window.commands")
+        return [c for c in found if c["name"] == name]
+
+    def wait_command(self, name: str) -> dict[str, object]:
+        """The newest command of that name, once there is one."""
+        self.page.wait_for_function(f"window.commands.some(c => c.name === '{name}')")
+        return self.commands(name)[-1]
+
+    def settle(self) -> None:
+        """Waits for two display frames and the slow panels."""
+        self.page.wait_for_timeout(320)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(
+    browser: Browser,
+    plan: Plan | None = None,
+    *,
+    frames: Callable[[int], bytes] | None = None,
+    width: int = 1280,
+    height: int = 800,
+    scheme: str = "light",
+    query: str = "",
+    ready: str = "window.__kvw && __kvw.lastSeq >= 2",
+) -> Iterator[Opened]:
+    """The test page fed with `plan`, one tick a frame, until the block ends."""
+    base = plan or Plan()
+    make = frames or (lambda tick: frame_of(replace(base, tick=base.tick + tick)))
+    server = FrameServer(make)
+    address = server.start()
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(address + query)
+    page.wait_for_function(ready)
+    try:
+        yield Opened(page, server, errors)
+    finally:
+        context.close()
+        server.stop()
+    assert errors == []

@@ -1,0 +1,243 @@
+"""Behaviour of the mounted parts: reruns, socket, keys, driver, rewind, replay, faces, tables."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from .component_browser import chromium, opened
+from .component_frames import Plan, frame_of
+
+NODES = "[...['strip', 'stage', 'side'].flatMap(p => [...document.getElementById(p).shadowRoot.querySelectorAll('*')])]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+def test_no_node_is_replaced_and_nothing_shifts(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.settle()
+        view.page.evaluate(
+            f"window.kept = {NODES}.filter(n => !n.closest('.event-list'));"
+            "window.moved = 0; new PerformanceObserver(l => l.getEntries().forEach(e => moved += e.value))"
+            ".observe({type: 'layout-shift', buffered: false})"
+        )
+        for index in range(4):
+            view.page.evaluate(f"rerun({{can_undo: {str(index % 2 == 0).lower()}}})")
+            view.page.wait_for_timeout(250)
+        assert view.page.evaluate("kept.filter(n => !n.isConnected).length") == 0
+        assert view.page.evaluate("moved") < 0.001
+        assert view.page.evaluate("document.querySelector('#stage').shadowRoot.querySelectorAll('.kvw').length") == 1
+
+
+def test_one_socket_a_tab_says_hello_and_closes_with_the_last_part(browser: Browser) -> None:
+    with opened(browser) as view:
+        assert view.server.num_open == 1
+        assert len(view.server.hellos) == 1 and re.fullmatch(r'\{"tab":"[\w-]+"\}', view.server.hellos[0])
+        view.page.evaluate("closers.strip(); closers.side()")
+        view.page.wait_for_timeout(200)
+        assert view.server.num_open == 1
+        view.page.evaluate("closers.stage()")
+        view.page.wait_for_timeout(400)
+        assert view.server.num_open == 0
+
+
+def test_a_reload_keeps_the_tab_id(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.page.reload()
+        view.page.wait_for_function("window.__kvw && __kvw.lastSeq >= 2")
+        assert len(set(view.server.hellos)) == 1 and len(view.server.hellos) == 2
+
+
+def test_keys_act_only_where_they_should(browser: Browser) -> None:
+    with opened(browser) as view:
+        page = view.page
+        page.keyboard.press(".")
+        view.wait_command("step")
+        page.keyboard.press(" ")
+        view.wait_command("pause")
+        page.locator("#strip button[aria-label=Copy], #strip >> text=Copy").first.focus()
+        page.keyboard.press("?")
+        assert page.locator("#strip [role=dialog]").is_visible()
+        page.keyboard.press("Escape")
+        assert not page.locator("#strip [role=dialog]").is_visible()
+        page.evaluate("document.getElementById('knobs').append(document.createElement('textarea'))")
+        page.locator("textarea").focus()
+        page.keyboard.type("a. /? ")
+        assert page.locator("textarea").input_value() == "a. /? "
+        page.locator("#strip button.icon").first.focus()
+        page.keyboard.press(" ")
+        view.settle()
+        assert len(view.commands("step")) == 1 and len(view.commands("pause")) == 1
+        assert len(view.commands("play")) == 1, "the focused button itself"
+
+
+def test_the_chat_key_focuses_streamlits_box(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.page.keyboard.press("/")
+        view.wait_command("focus_chat")
+        view.page.evaluate(
+            "(() => { const t = document.createElement('textarea'); t.dataset.testid = 'stChatInputTextArea';"
+            "document.getElementById('knobs').append(t); })()"
+        )
+        view.page.keyboard.press("/")
+        assert view.page.evaluate("document.activeElement.dataset.testid") == "stChatInputTextArea"
+        assert view.page.locator("textarea").input_value() == ""
+
+
+def test_a_viewer_cannot_drive_and_can_take_over(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.server.notes.append('{"viewers": 2, "driver": "someone-else"}')
+        view.page.wait_for_function("__kvw.link.driver === 'someone-else'")
+        view.settle()
+        assert view.page.locator("#strip [aria-label=Play]").is_disabled()
+        view.page.keyboard.press(".")
+        view.page.locator("#strip >> text=Take over").click()
+        command = view.wait_command("take_over")
+        assert view.commands("step") == [] and f'"{command["tab"]}"' in view.server.hellos[0]
+
+
+def test_a_dead_engine_keeps_its_last_frame_and_offers_restart(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.freeze()
+        view.server.notes.append('{"dead": "killed by signal 9 at step 812"}')
+        face = view.page.locator("#stage .face")
+        face.wait_for()
+        assert "killed by signal 9 at step 812" in face.inner_text()
+        assert view.page.evaluate("__kvw.readCells('G1').state.length") == 155
+        face.locator("button").click()
+        view.wait_command("restart")
+
+
+def test_no_requests_offers_to_start_some(browser: Browser) -> None:
+    with opened(browser, Plan(empty=True)) as view:
+        face = view.page.locator("#stage .face")
+        face.wait_for()
+        assert "No requests" in face.inner_text()
+        face.locator("button").click()
+        assert view.wait_command("start_workload")["name"] == "start_workload"
+
+
+def test_loading_shows_progress(browser: Browser) -> None:
+    with opened(browser, Plan(empty=True, state="loading")) as view:
+        view.page.locator("#stage progress").wait_for()
+        assert "Loading the model" in view.page.locator("#stage .face").inner_text()
+
+
+def test_rewind_shows_an_older_frame_and_escape_returns(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.tick_to(15)
+        view.page.locator("#stage input[type=range]").fill("100")
+        view.settle()
+        old = view.page.evaluate("__kvw.lastSeq")
+        assert old <= 5
+        view.tick_to(old)
+        view.page.locator("#stage .scrubber button").first.click()
+        view.tick_to(16)
+
+
+def test_an_applied_change_shows_before_and_after(browser: Browser) -> None:
+    with opened(browser, Plan(tick=70), ready="window.__kvw && __kvw.lastSeq >= 125") as view:
+        view.settle()
+        ttft = view.page.locator("#stage [data-number=ttft_p50] .num-change")
+        assert "→" in ttft.inner_text() and "undecided" not in ttft.inner_text()
+        hits = view.page.locator("#stage [data-number=hit_rate] .num-change")
+        assert "undecided" in hits.inner_text()
+
+
+def test_numbers_say_where_they_come_from(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.settle()
+        ttft = view.page.locator("#stage [data-number=ttft_p50]").inner_text()
+        assert "p50, 30 s, n 41, measured" in ttft.replace("\n", " ")
+        assert "n/a: no token was computed twice" in view.page.locator("#stage [data-number=recompute_tax]").inner_text()
+        assert "Speed here does not predict a GPU" in view.page.locator("#stage .standin").inner_text()
+
+
+def test_side_panels_and_tables(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.settle()
+        side = view.page.locator("#side")
+        assert "waiting: needs 14 blocks, 9 free" in side.inner_text()
+        assert "differs from token 193" in side.inner_text()
+        side.locator("text=As tables").click()
+        rows = side.locator("table").nth(2).locator("tbody tr:visible")
+        assert rows.count() == 25
+        side.locator(".tables >> text=Next").click()
+        assert rows.first.locator("td").first.inner_text() == "25"
+        side.locator("text=Memory").first.click()
+        view.settle()
+        assert "Process (RSS)" in side.locator(".ledger").inner_text()
+
+
+def test_details_from_python_fill_the_inspector(browser: Browser) -> None:
+    block = {
+        "tier": "G1", "cell": 0, "state": "owned", "owners": ["r1"], "page_index": 0, "first_token": 0,
+        "last_token": 15, "ref_cnt": 6, "key": "9c1e" * 16, "parent_key": "", "label": "bf16",
+        "num_bytes": 368640, "last_used_step": 5, "mass": 0.031, "evict_rank": 0, "num_evictable": 96,
+        "why": "shared", "text": "<b>not markup</b>",
+    }
+    with opened(browser) as view:
+        view.page.evaluate("b => rerun({selected: {tier: 'G1', cell: 0}, block: b})", block)
+        view.settle()
+        text = view.page.locator("#side .inspector").inner_text()
+        assert "9c1e9c1e9c1e…" in text and "3.10" in text and "<b>not markup</b>" in text
+        assert view.page.evaluate("__kvw.selected") == {"tier": "G1", "cell": 0}
+
+
+def test_events_are_filtered_by_kind(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.settle()
+        rows = view.page.locator("#side .event")
+        assert view.page.locator("#side .event[data-kind=evict]").count() > 0
+        view.page.locator("#side .event-chips >> text=evict").click()
+        assert view.page.locator("#side .event[data-kind=evict]").count() == 0 and rows.count() > 0
+
+
+def test_phone_tabs_set_the_body(browser: Browser) -> None:
+    with opened(browser, width=390, height=844) as view:
+        assert view.page.evaluate("document.body.dataset.tab") == "grid"
+        view.page.locator("#strip [data-tab=block]").click()
+        assert view.page.evaluate("document.body.dataset.tab") == "block"
+        assert view.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_present_walks_three_acts(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.page.evaluate("rerun({present: true})")
+        bar = view.page.locator("#stage .present")
+        bar.wait_for()
+        assert "Sharing" in bar.inner_text()
+        bar.locator("text=Next").click()
+        assert view.wait_command("present")["act"] == "pressure"
+        assert view.page.evaluate("__kvw.view.lens") == "age"
+
+
+def test_the_replay_file_plays_offline(browser: Browser, tmp_path: Path) -> None:
+    with opened(browser) as view:
+        view.tick_to(12)
+        with view.page.expect_download() as download:
+            view.page.locator("#stage >> text=Save replay").click()
+        path = tmp_path / "replay.html"
+        download.value.save_as(path)
+    text = path.read_text(encoding="utf-8")
+    assert "http://" not in text.replace("http://www.w3.org", "") and 'src="' not in text
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_function("window.__kvw && __kvw.lastSeq >= 1")
+    first = page.evaluate("__kvw.lastSeq")
+    page.locator("[aria-label=Play]").click()
+    page.wait_for_function(f"__kvw.lastSeq > {first + 3}")
+    page.locator("[aria-label=Pause]").click()
+    page.locator("input[type=range]").fill("0")
+    page.wait_for_function(f"__kvw.lastSeq === {first}")
+    assert frame_of(Plan(tick=first)) and errors == []
+    context.close()
