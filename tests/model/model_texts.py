@@ -12,7 +12,8 @@ PROMPTS = (
 )
 TOKENIZER_TEXTS = (
     "", " ", "Hello, world!", "  two  spaces\n\n\tand a tab", "don't we'll I'm they've",
-    "12345 6.78 2026-11-29", "naïve café, Zürich, Ελλάδα, 日本語テキスト, 한국어", "🙂👩‍👩‍👧‍👦 emoji",
+    "12345 6.78 2026-11-29", "naïve café, Zürich, Ελλάδα, 日本語テキスト, 한국어",
+    "🙂👩‍👩‍👧‍👦 emoji",
     "x = {'a': [1, 2, 3]}  # comment\n", "<|im_start|>user\nhi<|im_end|>\n", "a\u0301 \u200b\ufeff",
 )
 LONG = (

@@ -10,11 +10,11 @@ from model_compare import kl_to, max_difference
 from model_texts import PROMPTS
 from tiny_folders import CASES, TOKENS, write_case
 
+from workbench.model.assemble import assemble
+from workbench.model.convert import convert
+from workbench.model.hf_loader import HfSource
 from workbench.model.load import LoadedModel
 from workbench.model.naive import naive_greedy, naive_logits
-from workbench.model.hf_loader import HfSource
-from workbench.model.convert import convert
-from workbench.model.assemble import assemble
 from workbench.model.store import StoredWeights
 
 Real = Callable[[str], LoadedModel]

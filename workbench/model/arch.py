@@ -65,14 +65,19 @@ class ModelArch:
                      "intermediate_size", "vocab_size", "max_position"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ModelError(f"model {self.name!r}: {name} = {value!r} is not a positive number")
+                raise ModelError(
+                    f"model {self.name!r}: {name} = {value!r} is not allowed: it must be 1 or more"
+                )
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"model {self.name!r}: {self.num_heads} query heads cannot share "
                 f"{self.num_kv_heads} KV heads evenly"
             )
         if self.head_dim % 2:
-            raise ModelError(f"model {self.name!r}: head_dim = {self.head_dim} must be even for RoPE")
+            raise ModelError(
+                f"model {self.name!r}: head_dim = {self.head_dim} is not allowed: RoPE needs an "
+                "even number"
+            )
 
     @property
     def q_size(self) -> int:

@@ -11,12 +11,16 @@ from workbench.model.arch import ModelArch
 from workbench.model.decoder import Decoder, DecoderWeights, Layer
 from workbench.model.store import StoredWeights
 from workbench.model.weights import (
+    AutoGatedLinear,
     AutoLinear,
     Embedding,
+    FusedGatedLinear,
+    GatedLinear,
     Int4Linear,
     Int8Linear,
     Linear,
     dense_linear,
+    gated_linear,
 )
 
 PROBE_ROWS = (1, 2, 4, 8, 16)
@@ -52,7 +56,7 @@ def assemble_auto(
         Layer(
             attn_norm=b.attn_norm, mlp_norm=b.mlp_norm, qk_norm=b.qk_norm,
             qkv=both(lambda layer: layer.qkv, a, b), o=both(lambda layer: layer.o, a, b),
-            gate_up=both(lambda layer: layer.gate_up, a, b),
+            gate_up=AutoGatedLinear(a.gate_up, b.gate_up, threshold),
             down=both(lambda layer: layer.down, a, b),
         )
         for a, b in zip(fast.layers, wide.layers, strict=True)
@@ -93,7 +97,7 @@ def _layer(stored: StoredWeights, tensors: dict[str, Tensor], prefix: str) -> La
         qkv=_linear(stored, tensors, prefix + "qkv"),
         o=_linear(stored, tensors, prefix + "o"),
         mlp_norm=tensors[prefix + "mlp_norm"],
-        gate_up=_linear(stored, tensors, prefix + "gate_up"),
+        gate_up=_gated(stored, tensors, prefix + "gate_up"),
         down=_linear(stored, tensors, prefix + "down"),
         qk_norm=tensors.get(prefix + "qk_norm"),
     )
@@ -107,6 +111,12 @@ def _linear(stored: StoredWeights, tensors: dict[str, Tensor], name: str) -> Lin
     if kind == "int8":
         return Int8Linear(weight, tensors[name + ".scale"], bias)
     return dense_linear(weight, bias, prepack=True)
+
+
+def _gated(stored: StoredWeights, tensors: dict[str, Tensor], name: str) -> GatedLinear:
+    if stored.kinds[name] in ("int4", "int8"):
+        return FusedGatedLinear(_linear(stored, tensors, name))
+    return gated_linear(tensors[name + ".weight"])
 
 
 def _probe(few: Layer, many: Layer) -> int:

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from workbench.errors import ModelError
 from workbench.model.arch import ModelArch
-from workbench.model.quantize import can_pack_int4, concat_groups, int4_groups, int8_rows
+from workbench.model.quantize import (
+    can_pack_int4,
+    can_pack_int8,
+    concat_groups,
+    int4_groups,
+    int8_rows,
+)
 from workbench.model.source import LAYER_MATRICES, WeightSource, check_shape
 
 _PRECISION = ("int4", "int8", "bf16", "fp32")  # a fused matrix takes its most precise part's kind
@@ -104,6 +110,8 @@ def _add_matrix(
     kind = max(kinds, key=_PRECISION.index)
     if kind == "int4" and not can_pack_int4(*shape):
         kind = "int8"
+    if kind == "int8" and not can_pack_int8(shape[1]):
+        kind = "bf16"
     for part in parts:
         result.stored.setdefault(source.stored_as(part), set()).add(kind)
     result.kinds[name] = kind

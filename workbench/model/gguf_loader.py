@@ -35,7 +35,7 @@ class GgufSource:
         self.path = path
         self._reader = _open(path)
         self.identity = file_sha256(path)
-        self.fields = {key: item for key, item in self._reader.fields.items()}
+        self.fields = dict(self._reader.fields.items())
         self._tensors = {item.name: item for item in self._reader.tensors}
         self.arch = self._read_arch()
         self.name = str(self.value("general.name", path.stem))

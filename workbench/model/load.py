@@ -115,7 +115,7 @@ def _decoder(
 ) -> tuple[Decoder, list[str]]:
     notes: list[str] = []
     if device != "cpu" and weight_format in ("as_stored", "int8", "auto"):
-        notes.append(f"{weight_format} weights run as bf16 on {device}: packed kernels are for CPUs")
+        notes.append(f"{weight_format} weights run as bf16 on {device}: packed is for CPUs only")
         weight_format = "bf16"
     first = files.weights(about.identity, "as_stored" if weight_format == "auto" else weight_format)
     notes += first.notes

@@ -35,6 +35,11 @@ def can_pack_int4(out_features: int, in_features: int) -> bool:
     return out_features % INT4_ROWS == 0 and in_features % GROUP == 0
 
 
+def can_pack_int8(in_features: int) -> bool:
+    """Whether torch's int8 kernel is right for this many inputs: it loads 16 at a time."""
+    return in_features % 16 == 0
+
+
 def int4_groups(groups: Group4Bit) -> Packed:
     """Stored 4-bit groups in the layout of `aten._weight_int4pack_mm_for_cpu`.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workbench.model.arch import ModelArch
 from workbench.model.decoder import Decoder, DecoderWeights, Layer
-from workbench.model.weights import DenseLinear, Embedding
+from workbench.model.weights import DenseLinear, Embedding, FusedGatedLinear
 
 
 def random_decoder(
@@ -86,7 +86,7 @@ def _random_layer(arch: ModelArch, draw: _Draw) -> Layer:
             draw(hidden, scale=0.1) if arch.output_bias else None,
         ),
         mlp_norm=1 + draw(hidden, scale=0.1),
-        gate_up=DenseLinear(draw(2 * inner, hidden, scale=hidden**-0.5)),
+        gate_up=FusedGatedLinear(DenseLinear(draw(2 * inner, hidden, scale=hidden**-0.5))),
         down=DenseLinear(draw(hidden, inner, scale=inner**-0.5)),
         qk_norm=1 + draw(heads, arch.head_dim, scale=0.1) if arch.qk_norm else None,
     )

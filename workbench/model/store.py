@@ -94,7 +94,8 @@ class ConvertedStore:
             with safe_open(str(path), framework="pt") as file:
                 meta = file.metadata()
                 tensors = {key: _aligned(file.get_tensor(key)) for key in file.keys()}
-            return StoredWeights(tensors, json.loads(meta["kinds"]), tuple(json.loads(meta["notes"])))
+            kinds, notes = json.loads(meta["kinds"]), json.loads(meta["notes"])
+            return StoredWeights(tensors, kinds, tuple(notes))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None  # absent or half a file: the caller converts again
 
@@ -149,7 +150,7 @@ def write_aligned(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             flat = tensors[name].contiguous().view(-1).view(torch.uint8)
-            file.write(memoryview(flat.numpy()))
+            flat.numpy().tofile(file)
 
 
 def _aligned(tensor: Tensor) -> Tensor:

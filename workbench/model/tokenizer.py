@@ -70,7 +70,9 @@ class Tokenizer:
         """An incremental decoder that continues after `prompt_ids`."""
         return DecodeStream(self, prompt_ids)
 
-    def chat(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+    def chat(
+        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
+    ) -> list[int]:
         """Token ids of a conversation through the model's template.
 
         messages: dicts with `role` and `content`. Raises RequestError when the template refuses

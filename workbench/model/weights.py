@@ -26,6 +26,18 @@ class Linear(Protocol):
         """Apply the layer; `residual` [N, out] is added and left unchanged."""
 
 
+class GatedLinear(Protocol):
+    """silu(x G^T) * (x U^T), the first half of the MLP: x [N, in] -> [N, out]."""
+
+    kind: str
+    in_features: int
+    out_features: int
+    weight_bytes: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply gate and up projection and their product."""
+
+
 class DenseLinear:
     """bf16 or fp32 weights through torch's own matmul (GPU, tiny models, no onednn)."""
 
@@ -64,8 +76,68 @@ class PrepackedLinear:
         return self._add(x, residual, self._weight, self._bias, "add")
 
 
+class PrepackedGatedLinear:
+    """Gate and up as two onednn matmuls whose epilogues do silu and the product.
+
+    In bf16 about 10 % faster than one fused matmul and two passes over its result, and closer to
+    fp32, for the halves are not rounded in between.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.kind = "bf16" if weight.dtype == torch.bfloat16 else "fp32"
+        self.out_features, self.in_features = weight.shape[0] // 2, weight.shape[1]
+        self.weight_bytes = weight.nbytes
+        self._gate, self._up = (
+            torch.ops.mkldnn._reorder_linear_weight(half.contiguous(), _TYPICAL_ROWS)
+            for half in weight.chunk(2)
+        )
+        self._plain = torch.ops.mkldnn._linear_pointwise.default
+        self._times = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [N, in] -> [N, out]."""
+        gate = self._plain(x, self._gate, None, "swish", [], "")
+        return self._times(x, gate, self._up, None, "mul")
+
+
+class FusedGatedLinear:
+    """Gate and up as one linear layer of any kind [2 out, in]."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.kind = linear.kind
+        self.in_features, self.out_features = linear.in_features, linear.out_features // 2
+        self.weight_bytes = linear.weight_bytes
+        self._linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [N, in] -> [N, out]."""
+        gate, up = self._linear(x).chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+
+class AutoGatedLinear:
+    """`few` up to `max_few_rows` rows, `many` above (see AutoLinear)."""
+
+    kind = "auto"
+
+    def __init__(self, few: GatedLinear, many: GatedLinear, max_few_rows: int) -> None:
+        self.in_features, self.out_features = few.in_features, few.out_features
+        self.weight_bytes = few.weight_bytes + many.weight_bytes
+        self._few = few
+        self._many = many
+        self._max_few_rows = max_few_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [N, in] -> [N, out]."""
+        return (self._few if x.shape[0] <= self._max_few_rows else self._many)(x)
+
+
 class Int8Linear:
-    """int8 weights [out, in] with one bf16 scale a row; activations and result bf16."""
+    """int8 weights [out, in] with one bf16 scale a row; activations and result bf16.
+
+    `codes` must start at a multiple of 64 bytes and `in` be a multiple of 16: torch's kernel
+    crashes or errs otherwise (torch 2.13).
+    """
 
     kind = "int8"
 
@@ -79,6 +151,8 @@ class Int8Linear:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x bf16 [N, in] -> bf16 [N, out]."""
+        # The kernel reads whole vectors from x and crashes when they straddle a boundary.
+        x = x.clone() if x.data_ptr() % 64 else x
         return _finish(self._call(x, self._codes, self._scale), self._bias, residual)
 
 
@@ -143,6 +217,14 @@ def dense_linear(weight: Tensor, bias: Tensor | None, *, prepack: bool) -> Linea
     if prepack and weight.device.type == "cpu" and _onednn_takes(weight.dtype):
         return PrepackedLinear(weight, bias)
     return DenseLinear(weight, bias)
+
+
+def gated_linear(weight: Tensor) -> GatedLinear:
+    """The faster of the two dense gated layers; weight [2 out, in], gate rows first."""
+    bf16 = weight.dtype == torch.bfloat16
+    if bf16 and weight.device.type == "cpu" and _onednn_takes(weight.dtype):
+        return PrepackedGatedLinear(weight)
+    return FusedGatedLinear(dense_linear(weight, None, prepack=True))
 
 
 _TYPICAL_ROWS = 8  # onednn picks its blocking for this many rows; 8 was best from 1 to 32
