@@ -179,12 +179,12 @@ def opens(**settings):
     "settings, sentence",
     [
         (
-            dict(dram_mib=0.001),
+            {"dram_mib": 0.001},
             "tiers.dram_mib = 0.001 MiB holds no page of 8192 bytes: give at "
             "least 0.008, or 0 to switch DRAM off",
         ),
         (
-            dict(disk_mib=0.01),
+            {"disk_mib": 0.01},
             "tiers.disk_mib = 0.01 MiB holds no page of 8192 bytes: give at "
             "least 0.012, or 0 to switch the disk tier off",
         ),
@@ -251,9 +251,9 @@ def test_a_refused_change_changes_nothing(harness, tmp_path, bad):
     harness(0, 4, disk_path=str(tmp_path / "taken"))
     before = t.h.stats().tiers
     wrong = {
-        "size": dict(dram=0.5),
-        "path": dict(dram=1, disk_path=str(tmp_path / "file")),
-        "in_use": dict(dram=1, disk_path=str(tmp_path / "taken")),
+        "size": {"dram": 0.5},
+        "path": {"dram": 1, "disk_path": str(tmp_path / "file")},
+        "in_use": {"dram": 1, "disk_path": str(tmp_path / "taken")},
     }[bad]
     kept = t.settings
     with pytest.raises(TierError):

@@ -57,7 +57,7 @@ def inject(hierarchy: Hierarchy, kind: str, rng: np.random.Generator) -> Injecte
         assert entry.buffer is not None
         entry.buffer[int(rng.integers(entry.page_bytes))] ^= np.uint8(1 << int(rng.integers(8)))
     else:
-        with contextlib.suppress(FileNotFoundError):  # an earlier fault deleted it
+        with contextlib.suppress(OSError):  # an earlier fault has damaged it already
             _damage(hierarchy, entry, kind, rng)
     return InjectedFault(kind, entry.key)
 
