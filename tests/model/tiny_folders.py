@@ -59,6 +59,13 @@ def write_case(folder: Path, case: str, *, shards: int = 1) -> Path:
     return folder
 
 
+def tiny_tokenizer() -> str:
+    """Content of a tokenizer.json with three tokens."""
+    from tokenizers import Tokenizer, models
+
+    return str(Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "<e>": 2}, merges=[])).to_str())
+
+
 def _tensors(kind: str, config: dict[str, Any]) -> dict[str, np.ndarray]:
     random = np.random.RandomState(11)
 
