@@ -3,21 +3,14 @@
 Thread-safe. Never imports torch. One background thread owns all sockets; callers wait for answers.
 """
 
-import atexit
 import dataclasses
-import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
-import msgspec
-
-from workbench.config import EngineConfig, difference, replace_settings
+from workbench.config import EngineConfig, replace_settings
 from workbench.engine import protocol
-from workbench.engine.connection import Connection
-from workbench.engine.journal import Entry, Journal
-from workbench.engine.protocol import LaunchOptions
+from workbench.engine.journal import Entry
+from workbench.engine.link import ANSWER_TIMEOUT_S, LOADING_TIMEOUT_S, EngineLink
 from workbench.errors import EngineDied, RequestError, WorkbenchError
 from workbench.events import Event
 from workbench.lab.prompts_file import read_prompts
@@ -29,13 +22,7 @@ from workbench.snapshot import (
     IntegrityView,
     Snapshot,
     decode_frame,
-    encode_frame,
 )
-
-T = TypeVar("T")
-ANSWER_TIMEOUT_S = 30.0
-LOADING_TIMEOUT_S = 1800.0  # a first start downloads the model
-_CLOSE_TIMEOUT_S = 5.0
 
 
 class LoadedLines(list[str]):
@@ -46,35 +33,13 @@ class LoadedLines(list[str]):
         self.problems = problems
 
 
-class EngineClient:
+class EngineClient(EngineLink):
     """One engine process and everything that a viewer or a script asks of it.
 
     `state` is `loading`, `running` or `dead`; `death_reason` is one sentence once it is dead.
     Commands sent while the model loads wait for it. Every call raises EngineDied after the
     process has ended, except `snapshot`, `latest_frame` and `outputs`, which show what was last.
     """
-
-    def __init__(
-        self, config: EngineConfig, *, random_layers: int = 0, random_seed: int = 0,
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> None:
-        self.config = config
-        self.journal = Journal()
-        self._random = (random_layers, random_seed)
-        self._timeout_s = answer_timeout_s
-        self._lock = threading.RLock()  # journal, frame, callbacks, connection
-        self._restarting = threading.Lock()
-        self._frame = b""
-        self._callbacks: list[Callable[[bytes], None]] = []
-        self._death_callbacks: list[Callable[[str], None]] = []
-        self._reason = ""
-        self._loading = True
-        self._paused = False
-        self._speed = 1.0
-        self._ready = threading.Event()
-        with self._lock:
-            self._connection = self._connect()
-        atexit.register(self.close)
 
     @classmethod
     def start(
@@ -93,34 +58,6 @@ class EngineClient:
         if wait:
             client.wait_ready()
         return client
-
-    # State
-
-    @property
-    def state(self) -> str:
-        """`loading`, `running` or `dead`."""
-        if self._reason:
-            return "dead"
-        return "loading" if self._loading else "running"
-
-    @property
-    def death_reason(self) -> str:
-        """Why the process ended, in one sentence; empty while it lives."""
-        return self._reason
-
-    @property
-    def pid(self) -> int:
-        """Process id of the engine."""
-        return self._connection.pid
-
-    def wait_ready(self, timeout_s: float = LOADING_TIMEOUT_S) -> None:
-        """Return when the model is loaded; raises EngineDied or WorkbenchError after the time."""
-        if not self._ready.wait(timeout_s):
-            raise WorkbenchError(
-                f"the engine was not ready after {timeout_s:g} s: see {self._connection.log_file}"
-            )
-        if self._reason:
-            raise EngineDied(self._reason)
 
     # Requests
 
@@ -238,33 +175,6 @@ class EngineClient:
                 self._frame = frame
         return frame
 
-    @property
-    def last_frame(self) -> bytes:
-        """The newest frame that has arrived, without asking for one; empty before the first."""
-        return self._frame
-
-    def subscribe(self, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call back with each frame, from the client's own thread; returns the way to stop it.
-
-        Frames are made only while somebody subscribes.
-        """
-        with self._lock:
-            self._callbacks.append(callback)
-            self._connection.want_frames(True)
-
-        def unsubscribe() -> None:
-            with self._lock:
-                if callback in self._callbacks:
-                    self._callbacks.remove(callback)
-                self._connection.want_frames(bool(self._callbacks) or self._loading)
-
-        return unsubscribe
-
-    def on_death(self, callback: Callable[[str], None]) -> None:
-        """Call back with the reason when the process ends unasked."""
-        with self._lock:
-            self._death_callbacks.append(callback)
-
     def inspect(self, tier: str, cell: int) -> BlockView:
         """Everything about one block."""
         return self._call(protocol.Inspect(tier, cell), BlockView)
@@ -284,96 +194,3 @@ class EngineClient:
     def check(self) -> IntegrityView:
         """Check the invariants now."""
         return self._call(protocol.Check(), IntegrityView)
-
-    # Life
-
-    def restart(self, wait: bool = False) -> list[str]:
-        """Start a new process; every unfinished stream goes on where it was.
-
-        Returns the ids of the requests submitted again. A living process is ended first.
-        """
-        with self._restarting:
-            self._connection.close(_CLOSE_TIMEOUT_S)
-            with self._lock:
-                waiting = self.journal.unfinished()
-                workloads = list(self.journal.workloads.values())
-                self._reason, self._loading = "", True
-                self._ready.clear()
-                self._connection = self._connect()
-            for entry in waiting:
-                self._send(protocol.Submit(entry.resumed_spec()))
-            for running in workloads:
-                in_flight = self.journal.in_flight(running.workload.name)
-                self._send(
-                    protocol.StartWorkload(running.workload, running.next_index, in_flight)
-                )
-        if wait:
-            self.wait_ready()
-        return [entry.request_id for entry in waiting]
-
-    def close(self) -> None:
-        """End the process."""
-        atexit.unregister(self.close)
-        self._connection.close(_CLOSE_TIMEOUT_S)
-        with self._lock:
-            self._reason = self._reason or "the engine was closed"
-        self._ready.set()
-
-    def _connect(self) -> Connection:
-        options = LaunchOptions(
-            changes=difference(self.config, EngineConfig()), random_layers=self._random[0],
-            random_seed=self._random[1], paused=self._paused, speed=self._speed,
-            first_request_number=self.journal.next_request_number(),
-        )
-        return Connection(
-            options, on_frame=self._on_frame, on_published=self._on_published,
-            on_death=self._on_death, want_frames=True,
-        )
-
-    def _send(self, body: protocol.Body) -> "Future[protocol.Reply]":
-        if self._reason:
-            raise EngineDied(f"{self._reason}: press Restart, streams go on where they were")
-        return self._connection.send(body)
-
-    def _call(self, body: protocol.Body, kind: type[T], timeout_s: float | None = None) -> T:
-        future = self._send(body)
-        if timeout_s is None:
-            timeout_s = LOADING_TIMEOUT_S if self._loading else self._timeout_s
-        try:
-            reply = future.result(timeout_s)
-        except FutureTimeout:
-            raise WorkbenchError(
-                f"the engine did not answer {type(body).__name__} within {timeout_s:g} s: it is "
-                "busy or stuck; try again, or restart it"
-            ) from None
-        if reply.error:
-            raise protocol.error_from(reply.error_kind, reply.error)
-        return msgspec.msgpack.decode(reply.value, type=kind)
-
-    def _on_frame(self, frame: bytes, is_loading: bool) -> None:
-        with self._lock:
-            self._frame = frame
-            callbacks = list(self._callbacks)
-            if self._loading and not is_loading:
-                self._loading = False
-                self._connection.want_frames(bool(callbacks))
-        if not is_loading:
-            self._ready.set()
-        for callback in callbacks:
-            callback(frame)
-
-    def _on_published(self, message: protocol.Published) -> None:
-        with self._lock:
-            self.journal.record(message)
-
-    def _on_death(self, reason: str) -> None:
-        with self._lock:
-            self._reason = reason
-            callbacks = list(self._death_callbacks)
-            if self._frame:
-                snapshot, cells, tables = decode_frame(self._frame)
-                dead = msgspec.structs.replace(snapshot, state="dead", state_detail=reason)
-                self._frame = encode_frame(dead, cells, tables)
-        self._ready.set()
-        for callback in callbacks:
-            callback(reason)

@@ -87,12 +87,12 @@ class CommandHandler:
 
     def _preview(self, body: protocol.Preview, call: Call) -> Any:
         server, changes = self._server, body.changes
-        current = server.host.engine.config
-        if not restart_changes(current, changes):
-            return server.host.engine.preview(changes)
+        engine = server.host.engine
+        if not restart_changes(engine.config, changes):
+            return engine.preview(changes)
+        config = replace_settings(engine.config, changes)
         return reload_report(
-            current, replace_settings(current, changes), changes, server.version, 0.0, preview=True,
-            num_requests=len(server.host.journal.unfinished()),
+            engine.config, config, engine.config_version, len(engine.requests), preview=True
         )
 
     def _step(self, body: protocol.Step, call: Call) -> bool:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from workbench.clock import RealClock
-from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
+from workbench.config import (
+    EngineConfig,
+    all_settings,
+    difference,
+    get_setting,
+    replace_settings,
+)
 from workbench.engine.arrivals import ArrivalPlanner
 from workbench.engine.journal import Journal
 from workbench.engine.pacing import StateJudge
@@ -60,19 +66,22 @@ class EngineHost:
         """Build the engine on a loaded model; running requests of an earlier one go on in it.
 
         Their tokens are recomputed where the vocabulary is the same; otherwise they start over.
-        Raises CapacityError or ModelError and keeps the earlier engine.
+        Raises CapacityError, ModelError or TierError, and goes on with the earlier model.
         """
         from workbench.engine.engine import Engine
 
         earlier = self._engine
-        engine = Engine(config, model, clock=self.clock)
-        same_vocabulary = (
-            earlier is None or earlier.model.tokenizer.fingerprint == model.tokenizer.fingerprint
-        )
-        self._engine, self.judge = engine, StateJudge()
-        if earlier is not None:
-            self._carry_over(same_vocabulary)
-            earlier.close()
+        if earlier is None:
+            self._engine = Engine(config, model, clock=self.clock)
+            return
+        earlier.close()  # first: the new one opens the same tier folders
+        try:
+            self._engine = Engine(config, model, clock=self.clock)
+        except WorkbenchError:
+            self._engine = Engine(earlier.config, earlier.model, clock=self.clock)
+            self._follow(earlier)
+            raise
+        self._follow(earlier)
 
     def submit(self, spec: RequestSpec, workload: str = "", index: int = -1) -> str:
         """Add a request under its own name or the next number; returns the id."""
@@ -152,6 +161,17 @@ class EngineHost:
         needs = {cls: pages * manager.classes.count(cls) for cls in set(manager.classes)}
         return engine.stack.pool.can_allocate(needs)
 
+    def reloaded(self, previous: EngineConfig, milliseconds: float) -> ApplyReport:
+        """Count and tell a change of settings that loaded the model again."""
+        engine = self.engine
+        engine.config_version += 1
+        report = reload_report(
+            previous, engine.config, engine.config_version, len(engine.requests), milliseconds
+        )
+        engine.last_apply = report
+        engine.log.tell("apply", changes=report.changes, milliseconds=milliseconds)
+        return report
+
     def check(self) -> IntegrityView:
         """Check the invariants now."""
         return self.engine.check_integrity()
@@ -164,7 +184,12 @@ class EngineHost:
     def _submit_planned(self, spec: RequestSpec, workload: str, index: int) -> str:
         return self.submit(spec, workload, index)
 
-    def _carry_over(self, same_vocabulary: bool) -> None:
+    def _follow(self, earlier: "Engine") -> None:
+        """Carry over what a viewer knows of the earlier engine, and its requests."""
+        self.engine.config_version = earlier.config_version
+        self.judge = StateJudge()
+        known, new = earlier.model.tokenizer, self.engine.model.tokenizer
+        same_vocabulary = known.fingerprint == new.fingerprint
         for entry in self.journal.unfinished():
             spec = entry.resumed_spec() if same_vocabulary else entry.spec
             try:
@@ -212,14 +237,13 @@ def restart_changes(config: EngineConfig, changes: dict[str, Any]) -> bool:
 
 
 def reload_report(
-    previous: EngineConfig, config: EngineConfig, changes: dict[str, Any], version: int,
-    milliseconds: float, *, preview: bool = False, num_requests: int = 0,
+    previous: EngineConfig, config: EngineConfig, version: int, num_requests: int,
+    milliseconds: float = 0.0, *, preview: bool = False,
 ) -> ApplyReport:
     """The report of an apply that loads the model again."""
-    settings = all_settings()
+    settings, changes = all_settings(), difference(config, previous)
     return ApplyReport(
-        version=version, changes={path: get_setting(config, path) for path in changes},
-        previous={path: get_setting(previous, path) for path in changes},
+        version=version, changes=changes, previous=difference(previous, config),
         kinds={path: settings[path].metadata["change"] for path in changes},
         num_preempted_requests=num_requests, milliseconds=milliseconds, preview=preview,
         notes=[f"the model is loaded again; {num_requests} requests go on by recomputation"],

@@ -107,6 +107,12 @@ class Journal:
         """Requests to resubmit, in order."""
         return [entry for entry in self.entries.values() if not entry.is_finished]
 
+    def give_up(self) -> None:
+        """Mark everything unfinished as aborted and forget the workloads."""
+        for entry in self.unfinished():
+            entry.status = "finished_aborted"
+        self.workloads.clear()
+
     def next_request_number(self) -> int:
         """The first number that no request was named by."""
         numbers = [int(name) for name in self.entries if name.isdigit()]

@@ -52,7 +52,7 @@ class SlowMotion:
     def set_speed(self, speed: float) -> None:
         """1 = as fast as it runs; raises SettingError outside 0.001 to 1."""
         if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise SettingError(f"speed = {speed} is out of range: {MIN_SPEED} to {MAX_SPEED}")
+            raise SettingError(f"speed = {speed:g} is out of range: {MIN_SPEED:g} to {MAX_SPEED:g}")
         self.speed = float(speed)
         self._next_s = float("-inf")
 

@@ -17,7 +17,7 @@ import msgspec
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
 from workbench.engine.commands import Call, CommandHandler
-from workbench.engine.host import EngineHost, reload_report
+from workbench.engine.host import EngineHost
 from workbench.engine.loading import Loader
 from workbench.engine.pacing import FramePacer, SlowMotion
 from workbench.engine.protocol import Endpoints, LaunchOptions
@@ -50,8 +50,7 @@ class EngineServer:
         self.stopping = False
         self.loader: Loader | None = Loader(self.config, options, self.wall)
         self.handler = CommandHandler(self)
-        self.version = 0
-        self._reload: tuple[Call, dict[str, Any], float] | None = None
+        self._reload: tuple[Call, float] | None = None
         self._seq = 0
         self._unchecked = False
         self._checked_s = float("-inf")
@@ -100,7 +99,7 @@ class EngineServer:
 
     def begin_reload(self, call: Call, changes: dict[str, Any]) -> None:
         """Load the model of a changed config; the command is answered when it is done."""
-        self._reload = (call, changes, self.wall.now_s())
+        self._reload = (call, self.wall.now_s())
         config = replace_settings(self.config, changes)
         self.loader = Loader(config, self.options, self.wall)
         self.clock.pause()
@@ -150,7 +149,7 @@ class EngineServer:
 
         cores = len(os.sched_getaffinity(0))
         automatic = max(1, cores - 1) if self.transport.has_viewers else cores
-        wanted = self.host.engine.config.model.num_threads or automatic
+        wanted = self.config.model.num_threads or automatic
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
 
@@ -158,9 +157,8 @@ class EngineServer:
         self.loader = None
         reload, self._reload = self._reload, None
         try:
-            if loader.error is not None or loader.model is None:
+            if loader.model is None:
                 raise loader.error or WorkbenchError("the model could not be loaded")
-            num_requests = len(self.host.journal.unfinished())
             self.host.adopt(loader.config, loader.model)
         except WorkbenchError as error:
             if reload is None:
@@ -168,14 +166,9 @@ class EngineServer:
             self.transport.refuse(*reload[0], error)
         else:
             if reload is not None:
-                call, changes, started_s = reload
-                self.version += 1
-                elapsed_ms = (self.wall.now_s() - started_s) * 1e3
-                report = reload_report(
-                    self.config, loader.config, changes, self.version, elapsed_ms,
-                    num_requests=num_requests,
-                )
-                self.transport.answer(*call, report)
+                call, started_s = reload
+                milliseconds = (self.wall.now_s() - started_s) * 1e3
+                self.transport.answer(*call, self.host.reloaded(self.config, milliseconds))
             self.config = loader.config
         self.set_threads()
         self.set_paused(self.paused)
