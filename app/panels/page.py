@@ -74,7 +74,9 @@ def open_page() -> Page:
         snapshot = engine.snapshot()
     except WorkbenchError:
         snapshot = None  # loading or dead: its face is shown instead
-    return Page(load_texts(state.language), engine, state, snapshot, engine.is_driver(state.tab))
+    # Before the browser has told its id the controls look usable, so that they do not flash.
+    is_driver = not state.tab or engine.is_driver(state.tab)
+    return Page(load_texts(state.language), engine, state, snapshot, is_driver)
 
 
 def current_page() -> Page:

@@ -1,0 +1,148 @@
+"""The dashboard as a user starts it, and a browser that looks at it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Locator, Page
+
+ROOT = Path(__file__).resolve().parents[2]
+BROWSER_ARGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WAIT_MS = 15_000
+
+
+class Dashboard:
+    """`streamlit run app` on a free port, with a small random model."""
+
+    def __init__(self, cache: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.log = cache / "server.log"
+        env = os.environ | {
+            "KV_WORKBENCH_RANDOM_LAYERS": "2", "KV_WORKBENCH_CACHE": str(cache),
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        env.pop("PYTHONPATH", None)  # a user's shell has none
+        command = [sys.executable, "-m", "streamlit", "run", "app", "--server.port",
+                   str(self.port), "--server.headless", "true"]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=self.log.open("wb"), stderr=subprocess.STDOUT
+        )
+        wait_for(self._answers, 30, lambda: self.log.read_text())
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "_stcore/health", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def engine_pid(self) -> int:
+        """Process id of the engine, the server's child."""
+        for status in Path("/proc").glob("[0-9]*/status"):
+            try:
+                parent = next(line for line in status.read_text().splitlines()
+                              if line.startswith("PPid:"))  # fmt: skip
+                command = (status.parent / "cmdline").read_bytes()
+            except (OSError, StopIteration):
+                continue
+            if int(parent.split()[1]) == self.process.pid and b"workbench.engine.server" in command:
+                return int(status.parent.name)
+        raise AssertionError("the engine process is not there")
+
+    def close(self) -> None:
+        """Ctrl-C, as a user ends it."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(5)
+
+
+class Tab:
+    """One browser tab on the dashboard, with what the tests ask of it."""
+
+    def __init__(
+        self, browser: Browser, url: str, width: int = 1280, height: int = 800, scheme: Any = "light"
+    ) -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(url)
+        self.page.wait_for_function("window.__kvw && window.__kvw.frames > 1")
+        self.key("apply").locator("button").wait_for(state="attached")
+        self.settled()
+
+    def key(self, name: str) -> Locator:
+        """The native element with this key."""
+        return self.page.locator(f".st-key-{name}")
+
+    def press(self, name: str) -> None:
+        """Click a native button by its key."""
+        self.key(name).locator("button").first.click()
+
+    def settled(self) -> None:
+        """Wait until no run of the page is under way."""
+        self.page.wait_for_selector('[data-test-script-state="notRunning"]', state="attached")
+
+    def snapshot(self, path: str) -> Any:
+        """A field of the newest snapshot in the browser, by a JavaScript path."""
+        return self.page.evaluate(f"window.__kvw.snapshot?.{path}")
+
+    def wait_snapshot(self, condition: str) -> None:
+        """Wait until the newest snapshot `s` fulfils a JavaScript condition."""
+        self.page.wait_for_function(
+            f"(() => {{ const s = window.__kvw?.snapshot; return s && ({condition}); }})()"
+        )
+
+    def setting(self, path: str) -> Any:
+        """A setting as the engine reports it to the browser."""
+        return self.snapshot(f"settings['{path}']")
+
+    def wait_setting(self, path: str, value: str) -> None:
+        """Wait until the engine reports a setting; `value` is JavaScript."""
+        self.wait_snapshot(f"s.settings['{path}'] === {value}")
+
+    def answer(self) -> str:
+        """The sentence in the answer's place."""
+        return self.key("answer").inner_text()
+
+    def wait_answer(self, text: str) -> None:
+        """Wait until the answer contains `text`."""
+        self.key("answer").get_by_text(text).first.wait_for()
+
+    def choose(self, name: str, label: str) -> None:
+        """Pick an option of a native select box."""
+        self.key(name).locator("input").click()
+        self.page.get_by_role("option", name=label, exact=True).click()
+
+    def close(self) -> None:
+        """Close the tab; a script error in it fails the test."""
+        self.context.close()
+        assert self.errors == []
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
+    """Poll `condition`; raises AssertionError with `why()` after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(why())
+        time.sleep(0.1)

@@ -1,0 +1,231 @@
+"""The real server, started as a user would, driven in a real browser."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.interface.dashboard import BROWSER_ARGS, Dashboard, Tab, wait_for
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    running = Dashboard(tmp_path_factory.mktemp("cache"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium_path: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=chromium_path, args=BROWSER_ARGS)
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, dashboard: Dashboard) -> Iterator[Tab]:
+    opened = Tab(browser, dashboard.url)
+    yield opened
+    opened.close()
+
+
+def test_the_first_picture_needs_nothing_configured(tab: Tab, dashboard: Dashboard) -> None:
+    tab.wait_snapshot("s.requests.length >= 6 && s.step > 5")
+    cells = tab.page.evaluate("window.__kvw.readCells('G1')")
+    assert sum(1 for state in cells["state"] if state & 7 == 2) > 10
+    assert len(set(tab.page.evaluate("window.__kvw.painted('G1')"))) > 2
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 1280
+    maps = Path(f"/proc/{dashboard.process.pid}/maps").read_text()
+    assert "libtorch" not in maps and "/torch/" not in maps
+    assert b"--server.address" not in Path(f"/proc/{dashboard.process.pid}/cmdline").read_bytes()
+
+
+def test_a_click_selects_a_block(tab: Tab) -> None:
+    tab.wait_snapshot("s.step > 5")
+    cell = tab.page.evaluate(
+        "window.__kvw.readCells('G1').state.findIndex((s) => (s & 7) === 2 && s & 8)"
+    )
+    box = tab.page.evaluate(f"window.__kvw.cellRect('G1', {cell})")
+    grid = tab.page.locator(".grid-G1").bounding_box()
+    assert grid is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.page.mouse.click(x, y)
+    side = tab.key("side")
+    side.get_by_text(f"Block {cell} of G1").wait_for()
+    side.locator(".inspector").get_by_text("bf16").wait_for()
+
+
+def test_key_presses_on_a_slider_are_one_change_and_one_undo(tab: Tab) -> None:
+    path = "scheduling.token_budget"
+    slider = tab.key("knob_scheduling_token_budget").locator("input[type=range]")
+    slider.focus()
+    for _ in range(3):
+        tab.page.keyboard.press("ArrowLeft")
+    tab.wait_setting(path, "32")
+    tab.wait_answer("budget 32 tokens")
+    tab.page.wait_for_url(f"**{path}=32**")
+    tab.settled()
+    tab.page.get_by_label("Undo").click()
+    tab.wait_setting(path, "256")
+    tab.page.wait_for_function("location.search === ''")
+    tab.wait_answer("Undone")
+    assert slider.get_attribute("aria-valuetext") == "256 tokens"
+
+
+def test_back_is_undo(tab: Tab) -> None:
+    tab.choose("knob_scheduling_order", "longest prefix")
+    tab.wait_setting("scheduling.order", "'longest-prefix-first'")
+    tab.page.wait_for_url("**scheduling.order=longest-prefix-first**")
+    tab.settled()
+    tab.page.go_back()
+    tab.wait_setting("scheduling.order", "'fcfs'")
+    tab.wait_answer("Undone")
+
+
+def test_a_format_waits_for_apply_and_says_what_it_will_do(tab: Tab) -> None:
+    before = tab.snapshot("grid[0].num_cells")
+    tab.choose("knob_cache_v_format", "int8")
+    tab.wait_answer("Waiting for Apply")
+    tab.wait_answer("re-encoded")
+    assert tab.setting("cache.v_format") == "bf16"
+    tab.press("apply")
+    tab.wait_setting("cache.v_format", "'int8'")
+    tab.wait_answer("took")
+    tab.wait_snapshot(f"s.grid[0].num_cells > {before}")
+    tab.page.get_by_label("Undo").click()
+    tab.wait_setting("cache.v_format", "'bf16'")
+
+
+def test_the_three_buttons(tab: Tab) -> None:
+    tab.press("quick_int8")
+    tab.wait_answer("Watch each square split in two")
+    tab.wait_setting("cache.k_format", "'int8'")
+    tab.press("quick_dram")
+    tab.wait_answer("Watch G2")
+    tab.wait_snapshot("s.tiers[1].enabled")
+    tab.press("quick_fill")
+    tab.wait_answer("on their way")
+    for _ in range(3):
+        tab.settled()
+        tab.page.get_by_label("Undo").click()
+        tab.wait_answer("Undone")
+        tab.settled()
+    tab.wait_setting("cache.k_format", "'bf16'")
+    tab.wait_snapshot("!s.tiers[1].enabled")
+
+
+def test_a_second_tab_watches_and_takes_over(browser: Browser, dashboard: Dashboard) -> None:
+    first = Tab(browser, dashboard.url)
+    second = Tab(browser, dashboard.url)
+    second.key("take_over").wait_for()
+    knob = "knob_scheduling_token_budget"
+    assert second.key(knob).locator("input").is_disabled()
+    first.key(knob).locator("input").focus()
+    first.page.keyboard.press("ArrowLeft")
+    first.wait_setting("scheduling.token_budget", "128")
+    second.page.wait_for_function(
+        f"document.querySelector('.st-key-{knob} input').getAttribute('aria-valuetext')"
+        " === '128 tokens'"
+    )
+    second.press("take_over")
+    first.key("take_over").wait_for()
+    assert first.key(knob).locator("input").is_disabled()
+    second.page.wait_for_function(f"!document.querySelector('.st-key-{knob} input').disabled")
+    second.key(knob).locator("input").focus()
+    second.page.keyboard.press("ArrowRight")
+    second.wait_setting("scheduling.token_budget", "256")
+    second.close()
+    first.key("take_over").wait_for(state="detached")
+    first.close()
+
+
+def test_a_reload_keeps_driving(tab: Tab) -> None:
+    tab.page.reload()
+    tab.page.wait_for_function("window.__kvw && window.__kvw.frames > 1")
+    tab.settled()
+    tab.key("quick_int8").wait_for()
+    assert tab.key("take_over").count() == 0
+
+
+def test_a_link_is_offered_and_a_bad_setting_named(browser: Browser, dashboard: Dashboard) -> None:
+    link = dashboard.url + "?cache.kformat=int8&tiers.dram_mib=32&scheduling.chunk_tokens=64"
+    tab = Tab(browser, link)
+    tab.page.get_by_text("unknown setting 'cache.kformat'").wait_for()
+    tab.key("offer").get_by_text("Apply these 2 changes").wait_for()
+    assert tab.setting("tiers.dram_mib") == 0
+    tab.press("offer_apply")
+    tab.wait_setting("tiers.dram_mib", "32")
+    tab.wait_setting("scheduling.chunk_tokens", "64")
+    tab.page.wait_for_function("!location.search.includes('kformat')")
+    tab.page.get_by_label("Undo").click()
+    tab.wait_setting("tiers.dram_mib", "0")
+    tab.close()
+
+
+def test_a_dropped_file_names_each_bad_line(tab: Tab) -> None:
+    tab.press("work")
+    content = b'{"prompt": "one", "max_tokens": 4}\nnot json\n{"promt": "x"}\n{"prompt": ""}\n'
+    file = {"name": "prompts.jsonl", "mimeType": "application/json", "buffer": content}
+    tab.page.locator('input[type="file"]').set_input_files(file)  # type: ignore[arg-type]
+    for text in ("1 of 4 lines can run", "Line 2: is not JSON", "Line 3: has an unknown field",
+                 "Line 4: prompt is empty"):  # fmt: skip
+        tab.page.get_by_text(text).wait_for()
+    tab.press("run_file")
+    tab.wait_answer("1 requests started")
+
+
+def test_chat_joins_the_batch(tab: Tab) -> None:
+    box = tab.page.locator('[data-testid="stChatInputTextArea"]')
+    box.fill("Hello there")
+    box.press("Enter")
+    tab.wait_answer("joined the batch")
+    tab.wait_snapshot("s.requests.some((r) => r.label === 'chat')")
+
+
+def test_copy_gives_link_python_and_flags(tab: Tab) -> None:
+    tab.press("copy")
+    dialog = tab.page.get_by_role("dialog")
+    for text in ("EngineConfig()", "vllm serve MODEL", "sglang.launch_server"):
+        dialog.get_by_text(text).first.wait_for()
+    with tab.page.expect_download() as download:
+        tab.press("download_snapshot")
+    assert Path(download.value.path()).read_text().startswith("{")
+
+
+def test_present_hides_the_knobs(tab: Tab) -> None:
+    tab.page.get_by_role("button", name="Present").click()
+    tab.key("knobs").wait_for(state="detached")
+    tab.page.get_by_text("first blocks exist once").wait_for()
+    tab.page.get_by_role("button", name="End").click()
+    tab.key("knobs").wait_for()
+
+
+def test_a_phone_shows_one_view_at_a_time(browser: Browser, dashboard: Dashboard) -> None:
+    tab = Tab(browser, dashboard.url, 390, 844)
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.key("middle").is_visible() and not tab.key("knobs").is_visible()
+    tab.page.get_by_role("tab", name="Knobs").click()
+    assert tab.key("knobs").is_visible() and not tab.key("middle").is_visible()
+    tab.page.get_by_role("tab", name="Chat").click()
+    assert tab.key("chat").is_visible() and not tab.key("side").is_visible()
+    tab.page.get_by_role("tab", name="Block").click()
+    assert tab.key("side").is_visible() and not tab.key("knobs").is_visible()
+    tab.close()
+
+
+def test_a_killed_engine_keeps_its_picture_and_restarts(tab: Tab, dashboard: Dashboard) -> None:
+    tab.wait_snapshot("s.requests.length > 0")
+    old = dashboard.engine_pid()
+    os.kill(old, signal.SIGKILL)
+    tab.key("restart").wait_for()
+    tab.key("toolbar").get_by_text("The engine stopped").wait_for()
+    assert tab.snapshot("requests.length") > 0
+    assert tab.key("knob_scheduling_token_budget").locator("input").is_disabled()
+    tab.press("restart")
+    tab.key("quick_int8").wait_for()
+    wait_for(lambda: dashboard.engine_pid() != old, 10, lambda: "no new engine process")
+    tab.wait_snapshot("s.state === 'running' && s.requests.length > 0")
