@@ -1,5 +1,6 @@
 """Choice of the implementation by device."""
 
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -8,9 +9,5 @@ import torch
 def select(device: torch.device | str) -> ModuleType:
     """Return the module that implements the operations on `device`: Triton on cuda, else torch."""
     if torch.device(device).type == "cuda":
-        from kvkernels import triton_backend
-
-        return triton_backend
-    from kvkernels import reference
-
-    return reference
+        return import_module("kvkernels.triton_backend")
+    return import_module("kvkernels.reference")

@@ -1,0 +1,252 @@
+"""One attention case: pages filled with known numbers, poisoned where unwritten, and its answer.
+
+Used in process for the torch backend and in a subprocess for Triton under the interpreter.
+"""
+
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import numpy as np
+import torch
+from kvkernels import pages as pages_module
+from kvkernels.api import AttentionResult, FormatState, Scratch, StepTables
+from kvkernels.layout import PageSpec
+from torch import Tensor
+
+SCALE = 0.125
+LAYER = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shape of a case; kv_lens [groups][R] after the step, q_lens [R]."""
+
+    k: str = "fp32"
+    v: str = "fp32"
+    kv_lens: tuple[tuple[int, ...], ...] = ((16, 33, 31),)
+    q_lens: tuple[int, ...] = (1, 1, 1)
+    heads: int = 2
+    share: int = 3
+    dim: int = 64
+    block: int = 16
+    log: bool = False
+    rope: bool = False
+    bf16: bool = False
+    seed: int = 0
+    new_lens: tuple[int, ...] | None = None
+    new_starts: tuple[int, ...] | None = None
+    options: dict = field(default_factory=dict)
+
+    @property
+    def spec(self) -> PageSpec:
+        return PageSpec(2, self.heads, self.dim, self.block, self.k, self.v)
+
+
+@dataclass(frozen=True)
+class World:
+    """A filled arena and the step that reads it."""
+
+    case: Case
+    arena: Tensor
+    state: FormatState
+    tables: StepTables
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rope_table: tuple[Tensor, Tensor] | None
+
+
+def rope_table(dim: int, length: int = 512) -> tuple[Tensor, Tensor]:
+    rates = 10000.0 ** (-torch.arange(dim // 2) / (dim // 2))
+    angles = torch.arange(length)[:, None] * rates
+    return angles.cos().contiguous(), angles.sin().contiguous()
+
+
+def build(case: Case) -> World:
+    """Fill every page through the encoder, then poison all slots that nothing wrote."""
+    spec, rng = case.spec, np.random.default_rng(case.seed)
+    generator = torch.Generator().manual_seed(case.seed)
+    kv = np.array(case.kv_lens, np.int32)
+    q_lens = np.array(case.q_lens, np.int32)
+    new = q_lens if case.new_lens is None else np.array(case.new_lens, np.int32)
+    groups, requests = kv.shape
+    width = int(-(-max(int(kv.max()), 1) // case.block)) + 1
+    offsets = np.full((groups, requests, width), -1, np.int64)
+    count = -(-kv // case.block)
+    order = rng.permutation(int(count.sum()) + 3)
+    nth = 0
+    for g in range(groups):
+        for r in range(requests):
+            for p in range(count[g, r]):
+                offsets[g, r, p] = int(order[nth]) * spec.page_bytes
+                nth += 1
+    state = FormatState.from_spec(spec)
+    state.k_scale[LAYER], state.v_scale[LAYER] = 0.5, 0.25
+    pages = torch.zeros(order.size, spec.page_bytes, dtype=torch.uint8)
+    for plane in ("k", "v"):
+        shape = (order.size, spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        values = torch.randn(shape, generator=generator)
+        pages_module.encode_pages(pages, spec, plane, state, values)
+    _poison(pages, spec, offsets, kv - new, case.block)
+    tokens, kv_heads = int(q_lens.sum()), groups * case.heads
+    dtype = torch.bfloat16 if case.bf16 else torch.float32
+
+    def random(heads: int) -> Tensor:
+        return torch.randn(tokens, heads, case.dim, generator=generator).to(dtype)
+
+    slots = width * case.block
+    tables = StepTables(
+        offsets,
+        kv,
+        q_lens,
+        pos=rng.integers(0, 500, (groups, requests, slots)).astype(np.int32) if case.rope else None,
+        log_count=rng.random((groups, requests, slots)).astype(np.float32) if case.log else None,
+        query_pos=rng.integers(0, 500, tokens).astype(np.int32) if case.rope else None,
+        new_lens=None if case.new_lens is None else new,
+        new_starts=None if case.new_starts is None else np.array(case.new_starts, np.int32),
+    )
+    return World(
+        case, pages.view(-1), state, tables, random(kv_heads * case.share), random(kv_heads),
+        random(kv_heads), rope_table(case.dim) if case.rope else None,
+    )  # fmt: skip
+
+
+def _poison(
+    pages: Tensor, spec: PageSpec, offsets: np.ndarray, stored: np.ndarray, block: int
+) -> None:
+    used = np.zeros((pages.shape[0], block), bool)
+    for g, r, p in np.argwhere(offsets >= 0):
+        live = int(np.clip(stored[g, r] - p * block, 0, block))
+        used[offsets[g, r, p] // spec.page_bytes, :live] = True
+    empty = torch.from_numpy(~used)  # [n, S]
+    for plane in ("k", "v"):
+        data, meta = pages_module.plane_view(pages, spec, plane)
+        data.masked_fill_(empty[:, None, None, :, None], 0xFF)  # NaN in every float format
+        if meta is not None:
+            meta.masked_fill_(empty[:, None, None, None, :], float("nan"))
+
+
+def run(world: World, backend: ModuleType, mass: str | None = "token") -> AttentionResult:
+    """Write the step's K and V, then attend, on `backend`."""
+    case = world.case
+    plan = backend.make_plan(
+        case.spec,
+        world.tables,
+        "cpu",
+        rope="at_read" if case.rope else "stored",
+        rope_table=world.rope_table,
+        scratch=Scratch(),
+        **case.options,
+    )
+    backend.write_kv(world.arena, plan, LAYER, world.k, world.v, world.state)
+    return backend.attend(
+        world.q, world.arena, plan, LAYER, softmax_scale=SCALE, state=world.state, mass=mass,
+        partial=True,
+    )  # fmt: skip
+
+
+def _rotated(x: Tensor, world: World, pos: np.ndarray) -> Tensor:
+    if world.rope_table is None:
+        return x
+    cos, sin = (t[torch.from_numpy(pos.astype(np.int64))].double() for t in world.rope_table)
+    while cos.dim() < x.dim():
+        cos, sin = cos[:, None], sin[:, None]
+    one, two = x.chunk(2, -1)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+
+
+def stored(world: World, plane: str, g: int, r: int) -> Tensor:
+    """What the pages of (group, request) hold: float64 [T, h, D]."""
+    case, spec = world.case, world.case.spec
+    length = int(world.tables.kv_lens[g, r])
+    at = world.tables.page_offsets[g, r, : -(-length // case.block)]
+    if not length:
+        return torch.zeros(0, case.heads, case.dim, dtype=torch.float64)
+    pages = torch.stack([world.arena[o : o + spec.page_bytes] for o in at.tolist()])
+    values = pages_module.decode_pages(pages, spec, plane, world.state)[:, LAYER]
+    return values.permute(0, 2, 1, 3).reshape(-1, case.heads, case.dim)[:length].double()
+
+
+def expected(world: World) -> tuple[Tensor, Tensor, Tensor]:
+    """Float64 answer over what the pages hold: out [N, Hq, D], lse [N, Hq], mass [R, Hkv, T]."""
+    case, tables = world.case, world.tables
+    q = world.q.double()
+    if tables.query_pos is not None:
+        q = _rotated(q, world, tables.query_pos)
+    tokens, heads, dim = q.shape
+    groups, requests, width = tables.page_offsets.shape
+    out = torch.zeros(tokens, heads, dim, dtype=torch.float64)
+    lse = torch.full((tokens, heads), -torch.inf, dtype=torch.float64)
+    mass = torch.zeros(requests, groups * case.heads, width * case.block, dtype=torch.float64)
+    new = tables.q_lens if tables.new_lens is None else tables.new_lens
+    first = np.zeros_like(new) if tables.new_starts is None else tables.new_starts
+    start = 0
+    for r in range(requests):
+        for g in range(groups):
+            k, v = stored(world, "k", g, r), stored(world, "v", g, r)
+            length = k.shape[0]
+            if tables.pos is not None:
+                k = _rotated(k, world, tables.pos[g, r, :length])
+            for i in range(int(tables.q_lens[r])):
+                seen = length - int(new[r]) + int(np.clip(i + 1 - first[r], 0, new[r]))
+                for h in range(case.heads * case.share):
+                    kv_head, q_head = h // case.share, g * case.heads * case.share + h
+                    if not seen:
+                        continue
+                    score = k[:seen, kv_head] @ q[start + i, q_head] * SCALE
+                    if tables.log_count is not None:
+                        score = score + torch.from_numpy(tables.log_count[g, r, :seen]).double()
+                    p = score.softmax(0)
+                    out[start + i, q_head] = p @ v[:seen, kv_head]
+                    lse[start + i, q_head] = score.logsumexp(0)
+                    mass[r, g * case.heads + kv_head, :seen] += p
+        start += int(tables.q_lens[r])
+    return out, lse, mass
+
+
+def errors(world: World, backend: ModuleType) -> dict[str, float]:
+    """Largest absolute differences to float64, of attention and of what was written."""
+    result = run(world, backend)
+    out, lse, mass = expected(world)
+    assert result.lse is not None and result.mass is not None
+    finite = torch.isfinite(lse)
+    assert torch.equal(finite, torch.isfinite(result.lse)), "wrong rows see nothing"
+    return {
+        "out": float((result.out.view(out.shape).double() - out).abs().max()),
+        "lse": float((result.lse.double() - lse)[finite].abs().max()),
+        "mass": float((result.mass.double() - mass).abs().max()),
+        "write": write_error(world),
+    }
+
+
+def write_error(world: World) -> float:
+    """Largest |stored - given| of the new vectors, in units of the format's largest step."""
+    tables, case = world.tables, world.case
+    new = tables.q_lens if tables.new_lens is None else tables.new_lens
+    first = np.zeros_like(new) if tables.new_starts is None else tables.new_starts
+    worst, start = 0.0, 0
+    for r, count in enumerate(tables.q_lens.tolist()):
+        for g in range(tables.page_offsets.shape[0]):
+            heads = slice(g * case.heads, (g + 1) * case.heads)
+            begin = start + int(first[r])
+            for plane, values, fmt in (("k", world.k, case.k), ("v", world.v, case.v)):
+                given = values[begin : begin + int(new[r]), heads].double()
+                if given.numel():
+                    held = stored(world, plane, g, r)[-int(new[r]) :]
+                    worst = max(worst, float(((held - given).abs() / step_of(fmt, given)).max()))
+        start += count
+    return worst
+
+
+def step_of(fmt: str, x: Tensor) -> Tensor:
+    """Half a step of the format at x, a little widened by fp16 metadata."""
+    if fmt == "fp32":
+        return torch.full_like(x, 1e-7) + x.abs() * 2.0**-24
+    if fmt == "bf16":
+        return x.abs() * 2.0**-8 + 1e-9
+    if fmt == "fp8_e4m3":
+        return x.abs() * 2.0**-4 * 1.001 + 2.0**-10
+    if fmt == "int8":
+        return (x.abs().amax(-1, keepdim=True) / 254 * 1.15 + 1e-7).expand_as(x)
+    span = x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)
+    return (span / 30 * 1.05 + 2e-3).expand_as(x)

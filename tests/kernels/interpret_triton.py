@@ -1,0 +1,96 @@
+"""Triton under the interpreter against float64; prints JSON. Run with TRITON_INTERPRET=1.
+
+Arguments: `short` or `all`.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+from kvkernels import reference, triton_backend
+from kvkernels.api import FormatState, Scratch
+from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.pages import decode_pages, encode_pages
+
+from tests.kernels.cases import Case, build, errors
+
+TWO = {"num_splits": 2}
+
+
+def short_cases() -> Iterator[Case]:
+    """Each format, length remainder, group size and option at least once."""
+    mixed = ((17, 16, 31, 4),)
+    for fmt, share in zip(FORMATS, (3, 1, 7, 3, 1), strict=True):
+        yield Case(
+            fmt, fmt, mixed, (1, 1, 3, 4), heads=1, share=share, log=fmt == "int8", options=TWO
+        )
+    yield Case("int8", "int4", ((65, 33),), (1, 1), heads=2, share=3, dim=128, options=TWO)
+    yield Case("fp8_e4m3", "bf16", ((20, 1), (15, 32)), (2, 1), heads=1, share=1, options=TWO)
+    yield Case("int4", "fp32", ((40,),), (25,), heads=1, share=3, rope=True)
+    yield Case("bf16", "int8", ((19, 0, 9),), (3, 1, 2), heads=1, bf16=True, new_lens=(2, 0, 0),
+               new_starts=(1, 0, 0))  # fmt: skip
+
+
+def all_cases() -> Iterator[Case]:
+    """The sweep: every pair of formats, remainders, group sizes, head sizes and options."""
+    for k, v in itertools.product(FORMATS, FORMATS):
+        yield Case(k, v, ((17, 16, 31, 40),), (1, 1, 3, 25), heads=1, options=TWO)
+    for fmt, share, dim in itertools.product(FORMATS, (1, 3, 7), (64, 128)):
+        for length in (32, 33, 47):
+            yield Case(fmt, fmt, ((length, 5), (16, length)), (1, 4), share=share, dim=dim, log=True,
+                       heads=1, options=TWO)  # fmt: skip
+        yield Case(fmt, fmt, ((40, 31),), (20, 1), heads=1, share=share, dim=dim, rope=True)
+        yield Case(fmt, fmt, ((40, 33),), (7, 1), heads=1, share=share, dim=dim, bf16=True)
+
+
+def pages_agree(pairs: list[tuple[str, str]]) -> dict[str, bool]:
+    """Moves and recode give the torch reference's bytes; recode within one code of it."""
+    verdict = {}
+    for src_fmt, dst_fmt in pairs:
+        src, dst = (PageSpec(2, 2, 64, 16, fmt, fmt) for fmt in (src_fmt, dst_fmt))
+        size = max(src.page_bytes, dst.page_bytes)
+        arena = torch.randint(0, 100, (6 * size,), dtype=torch.uint8)
+        state = FormatState.from_spec(src)
+        state.k_scale += 0.5
+        filled = torch.zeros(2, src.page_bytes, dtype=torch.uint8)
+        for plane in ("k", "v"):
+            encode_pages(filled, src, plane, state, torch.randn(2, 2, 2, 16, 64) * 200)
+        offsets = torch.tensor([0, size])
+        reference.scatter_pages(arena, src, offsets, filled)
+        twins = [arena.clone(), arena.clone()]
+        held = []
+        for backend, twin in zip((reference, triton_backend), twins, strict=True):
+            target = FormatState.from_spec(dst)
+            there = offsets + 2 * size
+            backend.recode_pages(
+                twin, src, offsets, state, dst, there, target, Scratch(),
+                num_slots=torch.tensor([16, 5]),
+            )  # fmt: skip
+            out = torch.empty(2, dst.page_bytes, dtype=torch.uint8)
+            backend.copy_pages(twin, dst, there, offsets + 4 * size)
+            backend.gather_pages(twin, dst, offsets + 4 * size, out)
+            values = torch.stack([decode_pages(out, dst, plane, target) for plane in ("k", "v")])
+            held.append((values, int(target.saturated)))
+        (want, clamped), (got, clamped_too) = held
+        step = {"int8": 0.05, "int4": 0.3}.get(dst_fmt, 0.0) * float(want.abs().max()) / 4
+        close = float((want - got).abs().max()) <= step + 1e-6
+        verdict[f"{src_fmt} to {dst_fmt}"] = close and clamped == clamped_too
+    return verdict
+
+
+def main(wide: bool) -> None:
+    """Print one line of JSON."""
+    torch.manual_seed(0)
+    attention = {}
+    for case in all_cases() if wide else short_cases():
+        attention[str(case)] = errors(build(case), triton_backend) | {"bf16": case.bf16}
+    pairs = [(fmt, "int8") for fmt in FORMATS] + [("bf16", "fp8_e4m3"), ("int8", "int4")]
+    if wide:
+        pairs = list(itertools.product(FORMATS, FORMATS))
+    print(json.dumps({"attention": attention, "pages": pages_agree(pairs)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] == ["all"])

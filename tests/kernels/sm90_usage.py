@@ -1,0 +1,131 @@
+"""Compile every Triton kernel for sm_90 without a GPU and print registers and spills as JSON.
+
+Run as a script in a process of its own: the offline compile fails where TRITON_INTERPRET is set.
+Arguments: `short` (one shape) or `all`.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from kvkernels.codec import DTYPES
+from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.triton_attend import block_slots, dot_type, layout_args
+from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
+from kvkernels.triton_backend import MOVE_BLOCK, plane_args
+from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
+from kvkernels.triton_plan import LARGE_TILE, SMALL_TILE
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int8: "*i8", torch.uint8: "*u8"}
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+POINTERS = {
+    "lse": "*fp32", "meta": "*fp16", "pages": "*i64", "rows": "*i32", "tiles": "*i32",
+    "log_count": "*fp32", "pos": "*i32", "cos": "*fp32", "sin": "*fp32", "k_scale": "*fp32",
+    "v_scale": "*fp32", "mass": "*fp32", "parts": "*fp32", "lses": "*fp32", "picks": "*i32",
+    "slots": "*i32", "saturated": "*i64", "src_at": "*i64", "dst_at": "*i64", "src_meta": "*fp16",
+    "dst_meta": "*fp16", "src_pages": "*i64", "dst_pages": "*i64", "num_slots": "*i32",
+    "src_scale": "*fp32", "dst_scale": "*fp32",
+}  # fmt: skip
+
+
+def usage(name: str, kernel: object, constants: dict, types: dict, **options: int) -> dict:
+    """Compile one kernel and read its resource usage from the cubin."""
+    names = kernel.arg_names  # type: ignore[attr-defined]
+    known = POINTERS | types | {"scale": "fp32"}
+    signature = {x: "constexpr" if x in constants else known.get(x, "i32") for x in names}
+    used = {x: value for x, value in constants.items() if x in names}
+    attrs = {
+        (i,): [["tt.divisibility", 16]] for i, x in enumerate(names) if signature[x].startswith("*")
+    }
+    source = ASTSource(kernel, signature, used, attrs)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(CUOBJDUMP), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
+    assert found is not None, text
+    registers, stack, shared, local = (int(x) for x in found.groups())
+    return {
+        "kernel": name,
+        "registers": registers,
+        "stack": stack,
+        "local": local,
+        "shared": max(shared, compiled.metadata.shared),
+    }
+
+
+def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> Iterator[dict]:
+    """Decode, prefill and mass kernels of one page class."""
+    dot = dot_type(query, spec)
+    constants = layout_args(spec) | {"G": share, "DOT": dot, "HAS_LOG": False, "ROPE": False}
+    constants |= flags | {"BLOCK_N": block_slots(dot)}
+    arenas = {"k_arena": TYPES[DTYPES[spec.k_format]], "v_arena": TYPES[DTYPES[spec.v_format]]}
+    label = f"{spec.label} D={spec.head_dim} q={str(query)[6:]} {flags or ''}"
+    for tile, out in ((SMALL_TILE, "*fp32"), (LARGE_TILE, TYPES[query])):
+        types = arenas | {"q": TYPES[query], "out": out}
+        yield usage(f"attention {label} tile={tile}", attention_kernel,
+                    constants | {"BLOCK_M": tile}, types, num_warps=4, num_stages=2)  # fmt: skip
+    types = arenas | {"q": TYPES[query]}
+    yield usage(f"mass {label}", mass_kernel, constants | {"BLOCK_M": SMALL_TILE}, types,
+                num_warps=4, num_stages=2)  # fmt: skip
+
+
+def write(spec: PageSpec) -> dict:
+    """The write kernel of one page class."""
+    heads = triton.next_power_of_2(spec.num_kv_heads)
+    types = {"k": "*bf16", "v": "*bf16"}
+    types |= {"k_arena": TYPES[DTYPES[spec.k_format]], "v_arena": TYPES[DTYPES[spec.v_format]]}
+    constants = layout_args(spec) | {"BLOCK_H": heads}
+    return usage(f"write {spec.label}", write_kernel, constants, types, num_warps=1)
+
+
+def recode(src: PageSpec, dst: PageSpec) -> dict:
+    """The recode kernel between two page classes."""
+    constants = {"L": src.num_layers, "H": src.num_kv_heads, "S": src.block_size}
+    constants |= {"HALF": src.head_dim // 2, "BLOCK_S": triton.next_power_of_2(src.block_size)}
+    for spec, side in ((src, "SRC"), (dst, "DST")):
+        constants |= {f"{side}_{name}": x for name, x in plane_args(spec, "k").items()}
+    types = {"src": TYPES[DTYPES[src.k_format]], "dst": TYPES[DTYPES[dst.k_format]]}
+    name = f"recode {src.label} to {dst.label}"
+    return usage(name, recode_kernel, constants, types, num_warps=2)
+
+
+def every(wide: bool) -> Iterator[dict]:
+    """All kernels and formats; `wide` adds mixed formats, head size 128 and the options."""
+
+    def spec(k: str, v: str | None = None, dim: int = 64) -> PageSpec:
+        return PageSpec(30, 3, dim, 16, k, v or k)
+
+    yield usage("move", move_kernel, {"BLOCK": MOVE_BLOCK}, {"src": "*i64", "dst": "*i64"})
+    yield usage("combine", combine_kernel, {"D": 64, "BLOCK_S": 16}, {"out": "*bf16"}, num_warps=2)
+    for fmt in FORMATS:
+        yield write(spec(fmt))
+        yield recode(spec("bf16"), spec(fmt))
+        yield from attention(spec(fmt), torch.bfloat16, 3)
+    if not wide:
+        return
+    for k in FORMATS:
+        for v in FORMATS:
+            yield recode(spec(k), spec(v))
+            if k != v:
+                yield from attention(spec(k, v), torch.bfloat16, 3)
+        yield from attention(spec(k, dim=128), torch.bfloat16, 7)
+        yield from attention(spec(k), torch.float32, 3)
+        yield from attention(spec(k, dim=128), torch.float32, 7)
+        yield from attention(spec(k, dim=128), torch.bfloat16, 7, HAS_LOG=True, ROPE=True)
+
+
+if __name__ == "__main__":
+    assert tl is not None
+    print(json.dumps(list(every(sys.argv[1:] == ["all"]))))
