@@ -84,6 +84,8 @@ def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
         notes=_notes(engine, config, kinds), **numbers,
     )
     engine.last_apply = report
+    if engine.byte_guard is not None:
+        engine.byte_guard.record(engine.stack)
     if applied:
         engine.log.tell(
             "apply", changes=applied, milliseconds=milliseconds, blocks_before=before,

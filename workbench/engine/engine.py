@@ -13,6 +13,7 @@ from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
 from workbench.engine import inspector, integrity
+from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.event_log import EventLog
 from workbench.engine.frames import FrameBuilder
@@ -41,7 +42,10 @@ OWNER_SLOTS = 255
 
 
 class Engine:
-    """A paged engine over one model. One thread uses it; nothing is shared between engines."""
+    """A paged engine over one model. One thread uses it; nothing is shared between engines.
+
+    `verify_bytes`: keep a checksum of every hashed row, for tests of late writes.
+    """
 
     def __init__(
         self,
@@ -51,8 +55,10 @@ class Engine:
         registry: Registry | None = None,
         clock: Clock | None = None,
         on_kv_events: Callable[[KVEventBatch], None] | None = None,
+        verify_bytes: bool = False,
     ) -> None:
         self.config = config
+        self.byte_guard = ByteGuard() if verify_bytes else None
         self.model = model
         self.clock: Clock = clock or RealClock()
         self.registry = registry or builtin_registry()
@@ -165,6 +171,8 @@ class Engine:
             self.recorder.ran(self.stack.runner.timing)
             self._update(batch, logits, mass)
             self._measure(batch)
+        if self.byte_guard is not None:
+            self.byte_guard.record(self.stack)
         self.log.flush_kv()
         outputs, self._outbox = self._outbox, []
         return outputs

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.cache.keys import next_key, tagged_key
 from workbench.errors import IntegrityError
 from workbench.request import RequestStatus
 from workbench.snapshot import IntegrityView
@@ -28,6 +29,8 @@ def verify(engine: "Engine") -> None:
     _check_rows(engine)
     _check_requests(engine)
     _check_bytes(engine)
+    if engine.byte_guard is not None:
+        engine.byte_guard.verify(engine.stack)
     engine.hierarchy.check_integrity()
 
 
@@ -98,22 +101,34 @@ def _check_rows(engine: "Engine") -> None:
 
 
 def _check_keys(engine: "Engine") -> None:
-    """I3: a row in a request's table holds that request's tokens, so a hit is never wrong."""
+    """I3: a key is the hash of what its row holds, and a table's rows are its request's text."""
     pool, manager = engine.stack.pool, engine.stack.manager
     size = engine.config.cache.block_size
+    for row in pool.index.rows():
+        right = row.key == tagged_key(row.chain_key, row.lineage)
+        parent = pool.index.get(row.parent_key) if row.parent_key else None
+        if parent is not None:
+            right = right and row.chain_key == next_key(parent.chain_key, row.token_ids)
+        _require(right, f"I3: the key of block {row.blocks[0]} is not the hash of its tokens")
     for request in engine.scheduler.running:
         blocks = manager.requests[request.request_id]
-        for page in range(int(blocks.stored_len[0]) // size):
-            row = pool.row_of[int(blocks.table[0, page])]
-            start = int(blocks.page_pos[0, page])
-            if row is not None:
-                _require(list(row.token_ids) == request.token_ids[start : start + size],
-                         f"I3: request {request.request_id} holds another text's block")
+        chain = manager.chain(request)
+        for group in range(len(manager.classes)):
+            for page in range(int(blocks.stored_len[group]) // size):
+                row = pool.row_of[int(blocks.table[group, page])]
+                at = int(blocks.page_pos[group, page]) // size
+                _require(
+                    row is None
+                    or (row.chain_key == chain[at]
+                        and list(row.token_ids) == request.token_ids[at * size : (at + 1) * size]),
+                    f"I3: request {request.request_id} holds another text's block",
+                )
 
 
 def _check_requests(engine: "Engine") -> None:
     """I4, I7: counters bound each other, tables fit them, only running requests hold blocks."""
     manager, size = engine.stack.manager, engine.config.cache.block_size
+    pool = engine.stack.pool
     running = {request.request_id for request in engine.scheduler.running}
     _require(set(manager.requests) == running, "I7: a request that does not run holds blocks")
     for request in engine.scheduler.running:
@@ -128,6 +143,16 @@ def _check_requests(engine: "Engine") -> None:
                      f"I4: request {request.request_id} stores {stored} slots in {pages} pages")
             first = blocks.page_pos[group, :pages]
             _require(bool((np.diff(first) >= size).all()), "I4: positions do not increase")
+            last = max(0, stored - 1) // size
+            end = int(first[last]) + stored - last * size if stored else 0
+            _require(end == request.num_computed_tokens,
+                     f"I4: the table of request {request.request_id} ends at token {end} of "
+                     f"{request.num_computed_tokens} computed")
+            for block in blocks.table[group, stored // size : pages]:
+                _require(pool.ref_cnt[block] - pool.pins[block] == 1 and not pool.cached[block]
+                         and pool.owner[block] == request.owner,
+                         f"I3: request {request.request_id} would write into block {block}, which "
+                         "is not its own")
     for request in engine.scheduler.waiting:
         _require(request.num_computed_tokens == 0, f"I4: {request.request_id} waits with tokens")
 

@@ -305,6 +305,10 @@ class Fetcher:
         if self._swapped.pop(request.request_id, None) is not None:
             self.hierarchy.drop_private(request.request_id)
 
+    def is_swapped(self, request: Request) -> bool:
+        """Whether a preempted request's own pages lie below HBM."""
+        return request.request_id in self._swapped
+
     def was_gated(self, request: Request) -> bool:
         """Whether fetching was refused for this request as slower than recomputing."""
         return request.request_id in self._no_fetch
