@@ -158,6 +158,23 @@ class Tiers(RuleBasedStateMachine):
     def fault(self, kind: str) -> None:
         self.damaged |= inject(self.h, kind, self.rng) is not None
 
+    @precondition(lambda self: self.gate is None and self.stored)
+    @rule()
+    def fault_and_load(self) -> None:
+        """Damage a page and ask for that very page, each way: it is right, or a counted miss."""
+        for kind in FAULTS:
+            self.settle()
+            fault = inject(self.h, kind, self.rng)
+            self.damaged |= fault is not None
+            if fault is None or fault.key is None:
+                continue
+            job_id = self.h.submit_load([fault.key])
+            self.jobs[job_id] = [fault.key]
+            self.settle()
+            self.check_pages(self.delivered.pop(job_id))
+            del self.jobs[job_id]
+            self.h.complete_load(job_id)
+
     @rule()
     def shut_gate(self) -> None:
         if self.gate is None:
@@ -194,6 +211,9 @@ class Tiers(RuleBasedStateMachine):
             assert stats.staging_used_bytes == 0
             assert all(tier.pinned_bytes == 0 for tier in stats.tiers)
         self.h.check_integrity(strict=not self.damaged)
+        if not self.damaged:
+            reasons = set().union(*(tier.faults for tier in self.h.stats().tiers))
+            assert reasons <= {"no_room"}
 
     @invariant()
     def sound(self) -> None:
