@@ -9,7 +9,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from .component_frames import Plan, frame_of
 from .component_page import FrameServer
 
-CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -44,16 +43,20 @@ class Opened:
         self.page.wait_for_function(f"window.commands.some(c => c.name === '{name}')")
         return self.commands(name)[-1]
 
+    def wait_text(self, selector: str, text: str) -> None:
+        """Waits until the element at `selector` contains `text`."""
+        self.page.locator(selector).first.filter(has_text=text).wait_for()
+
     def settle(self) -> None:
         """Waits for two display frames and the slow panels."""
         self.page.wait_for_timeout(320)
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """A headless browser."""
+def chromium(path: str) -> Iterator[Browser]:
+    """A headless browser; `path` is its executable."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
         browser.close()
 

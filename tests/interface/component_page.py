@@ -75,15 +75,15 @@ class FrameServer:
         await ws.accept()
         self.num_open += 1
         reader = asyncio.ensure_future(self._read(ws))
-        sent = 0
+        num_notes, fresh = 0, True
         try:
             while not reader.done():
-                if not self.frozen or sent == 0:
+                if fresh or not self.frozen:
                     self.tick += not self.frozen
                     await ws.send_bytes(self.frames(self.tick))
-                for note in self.notes[sent:]:
+                for note in self.notes[num_notes:]:
                     await ws.send_text(note)
-                sent = max(1, len(self.notes))
+                num_notes, fresh = len(self.notes), False
                 await asyncio.sleep(1 / self.hz)
         except (WebSocketDisconnect, RuntimeError):
             pass

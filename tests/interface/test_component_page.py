@@ -13,9 +13,12 @@ from .component_frames import Plan, frame_of
 NODES = "[...['strip', 'stage', 'side'].flatMap(p => [...document.getElementById(p).shadowRoot.querySelectorAll('*')])]"
 
 
+pytestmark = pytest.mark.browser
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
+def browser(chromium_path: str) -> Iterator[Browser]:
+    with chromium(chromium_path) as found:
         yield found
 
 
@@ -120,7 +123,7 @@ def test_no_requests_offers_to_start_some(browser: Browser) -> None:
         face.wait_for()
         assert "No requests" in face.inner_text()
         face.locator("button").click()
-        assert view.wait_command("start_workload")["name"] == "start_workload"
+        assert view.wait_command("start_workload")["workload"] == "shared_chat"
 
 
 def test_loading_shows_progress(browser: Browser) -> None:
@@ -163,8 +166,8 @@ def test_side_panels_and_tables(browser: Browser) -> None:
     with opened(browser) as view:
         view.settle()
         side = view.page.locator("#side")
-        assert "waiting: needs 14 blocks, 9 free" in side.inner_text()
-        assert "differs from token 193" in side.inner_text()
+        view.wait_text("#side .sequences", "waiting: needs 14 blocks, 9 free")
+        view.wait_text("#side .sequences", "differs from token 193")
         side.locator("text=As tables").click()
         rows = side.locator("table").nth(2).locator("tbody tr:visible")
         assert rows.count() == 25

@@ -44,7 +44,7 @@ export class Faces {
       return {
         kind: "empty", title: words("face.empty"), detail: words("face.empty.detail"),
         act: words("face.start"),
-        action: () => send("start_workload", { name: this.data().workload ?? "shared_prefix_chat" }),
+        action: () => send("start_workload", { workload: this.data().workload ?? "shared_chat" }),
       };
     }
     return null;

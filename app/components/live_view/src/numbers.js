@@ -59,7 +59,7 @@ class NumberView {
     setClass(this.basis, "warn", !missing && number.provenance !== "measured");
     this.updateChange(store, number);
     const end = store.latest.snap.time_s;
-    const marks = store.series.marks.concat(store.marks ?? []).filter((m) => m.time_s > end - 60);
+    const marks = allMarks(store).filter((m) => m.time_s > end - 60);
     this.spark.draw(store.series.window(this.name, end), marks, end,
       store.live ? null : snap.time_s, theme);
   }
@@ -78,6 +78,12 @@ class NumberView {
     setAttr(this.chip, "title", this.words("number.change.title", { ...values, label: change.mark.label }));
     setClass(this.chip, "undecided", change.undecided);
   }
+}
+
+// Marks that Python names, and those seen in the frames that it has not named yet.
+function allMarks(store) {
+  const named = store.marks ?? [];
+  return named.concat(store.series.marks.filter((m) => !named.some((n) => Math.abs(n.time_s - m.time_s) < 1)));
 }
 
 export class Numbers {
