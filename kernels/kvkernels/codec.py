@@ -100,7 +100,7 @@ def _encode_int4(x: Tensor) -> Encoded:
 def decode(
     fmt: str, data: Tensor, meta: Tensor | None = None, scale: Tensor | float = 1.0
 ) -> Tensor:
-    """Decode uint8 [..., row_bytes] (last axis contiguous) with metadata [M, ...] to fp32 [..., D]."""
+    """Decode uint8 [..., row_bytes] (last axis contiguous) to fp32 [..., D]; meta is [M, ...]."""
     if fmt == "bf16":
         return data.view(torch.bfloat16).to(torch.float32)
     if fmt == "fp32":

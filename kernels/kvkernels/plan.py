@@ -38,7 +38,8 @@ class Batch:
     meta: int64 [B * P], start of a page's metadata (K then V) in fp16 elements, or None.
     queries: rows of q viewed [N * num_head_groups, ...], as a slice or int64 [B * Q].
     out_rows, out_picks: where results go and which of the B * Q they are (None = as `queries`).
-    rows: int64 [B] row numbers. holes: int64, unwritten slot rows of one plane [B * h * P * S] or None.
+    rows: int64 [B] row numbers.
+    holes: int64, unwritten slot rows of one plane [B * h * P * S], or None.
     dead: bool [B, 1, P * S], unwritten slots, or None where all are written.
     tail_holes: as holes; they include the end of the last pages even if every row has T slots.
     bias: fp32 [B * h or B or 1, 1, Q, T] added to scores, or None.

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from kvkernels.api import FormatState
-from kvkernels.attention import attend, merge
+from kvkernels.attention import attend
 from kvkernels.codec import DTYPES, encode
+from kvkernels.common import merge
 from kvkernels.layout import FORMATS
 from kvkernels.pages import copy_pages, gather_pages, recode_pages, scatter_pages
 from kvkernels.plan import Plan, make_plan

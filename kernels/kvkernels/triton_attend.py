@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kvkernels.api import AttentionResult, FormatState, Mass
-from kvkernels.attention import rotate
 from kvkernels.codec import DTYPES
+from kvkernels.common import rotate
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
 from kvkernels.triton_plan import LARGE_TILE, SMALL_TILE, Plan, Tiles, cut_tiles

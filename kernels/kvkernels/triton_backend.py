@@ -5,8 +5,8 @@ import triton
 from torch import Tensor
 
 from kvkernels.api import FormatState, Scratch
-from kvkernels.attention import merge
 from kvkernels.codec import DTYPES
+from kvkernels.common import merge
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.pages import RECODE_BATCH, check_recode
 from kvkernels.triton_attend import attend, layout_args

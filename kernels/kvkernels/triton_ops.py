@@ -59,6 +59,105 @@ def load_values(
 
 
 @triton.jit
+def load_tile(
+    q,
+    rows,
+    row,
+    start,
+    head,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    NUM_GROUPS,
+    HALF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Load a tile of queries; returns halves, where they lie, which are real, what they see."""
+    first = tl.load(rows + row * 6)
+    queries = tl.load(rows + row * 6 + 1)
+    slots = tl.load(rows + row * 6 + 2)
+    new = tl.load(rows + row * 6 + 3)
+    first_new = tl.load(rows + row * 6 + 4)
+    group = tl.load(rows + row * 6 + 5)
+    m = start + tl.arange(0, BLOCK_M)
+    step = m // G
+    real = step < queries
+    at = ((first + step) * NUM_GROUPS + group) * (H * G) + head * G + m % G  # row of [N * Hq]
+    dims = tl.arange(0, HALF)
+    where = at[:, None].to(tl.int64) * (2 * HALF) + dims[None, :]
+    q0 = tl.load(q + where, mask=real[:, None], other=0).to(DOT)
+    q1 = tl.load(q + where + HALF, mask=real[:, None], other=0).to(DOT)
+    seen = tl.minimum(tl.maximum(step + 1 - first_new, 0), new)
+    visible = tl.where(real, slots - new + seen, 0)
+    return q0, q1, at, real, visible
+
+
+@triton.jit
+def score_tile(
+    q0,
+    q1,
+    k_arena,
+    meta,
+    log_count,
+    pos,
+    cos,
+    sin,
+    page,
+    slot_at,
+    t,
+    head,
+    live,
+    layer_start,
+    k_shared,
+    scale,
+    S: tl.constexpr,
+    HALF: tl.constexpr,
+    K_FMT: tl.constexpr,
+    K_ITEM: tl.constexpr,
+    K_ROW: tl.constexpr,
+    K_META: tl.constexpr,
+    K_KINDS: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_LOG: tl.constexpr,
+    ROPE: tl.constexpr,
+):
+    """Scores of a tile against slots t, times log2(e): fp32 [BLOCK_M, BLOCK_N]."""
+    inner = t % S
+    at = (page + layer_start) // K_ITEM + (head * S + inner) * (K_ROW // K_ITEM)
+    at = tl.multiple_of(at, 16 // K_ITEM)
+    meta_at = (page + layer_start + K_META) // 2 + head * (K_KINDS * S) + inner
+    if ROPE:
+        k0, k1 = load_values(k_arena, meta, at, meta_at, live, k_shared, S, HALF, K_FMT)
+        position = tl.load(pos + slot_at, mask=live, other=0)
+        angle = position[:, None] * HALF + tl.arange(0, HALF)[None, :]
+        c = tl.load(cos + angle, mask=live[:, None], other=0)
+        s = tl.load(sin + angle, mask=live[:, None], other=0)
+        r0 = (k0 * c - k1 * s).to(DOT)
+        r1 = (k1 * c + k0 * s).to(DOT)
+        scores = tl.dot(q0, tl.trans(r0), input_precision="ieee")
+        scores = tl.dot(q1, tl.trans(r1), scores, input_precision="ieee") * scale
+    else:
+        k0, k1 = load_pair(k_arena, at, live, HALF, K_FMT, DOT)
+        scores = tl.dot(q0, tl.trans(k0), input_precision="ieee")
+        scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
+        if K_FMT == "fp8_e4m3":
+            scale = scale * k_shared * 256.0
+        if K_FMT == "int8" or K_FMT == "int4":
+            factor = load_scale(meta, meta_at, live) * scale
+            scores = scores * factor[None, :]
+        else:
+            scores = scores * scale
+        if K_FMT == "int4":
+            low = load_scale(meta, meta_at + S, live) * scale
+            total = tl.sum(q0.to(tl.float32), 1) + tl.sum(q1.to(tl.float32), 1)
+            scores += total[:, None] * low[None, :]
+    if HAS_LOG:
+        extra = tl.load(log_count + slot_at, mask=live, other=0)
+        scores += extra[None, :] * 1.4426950408889634
+    return scores
+
+
+@triton.jit
 def round_even(x):
     """Round fp32 below 2**22 to the nearest integer, ties to even."""
     magic = 12582912.0  # 1.5 * 2**23: the sum has no fraction bits

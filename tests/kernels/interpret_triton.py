@@ -39,8 +39,8 @@ def all_cases() -> Iterator[Case]:
         yield Case(k, v, ((17, 16, 31, 40),), (1, 1, 3, 25), heads=1, options=TWO)
     for fmt, share, dim in itertools.product(FORMATS, (1, 3, 7), (64, 128)):
         for length in (32, 33, 47):
-            yield Case(fmt, fmt, ((length, 5), (16, length)), (1, 4), share=share, dim=dim, log=True,
-                       heads=1, options=TWO)  # fmt: skip
+            lens = ((length, 5), (16, length))
+            yield Case(fmt, fmt, lens, (1, 4), 1, share, dim, log=True, options=TWO)
         yield Case(fmt, fmt, ((40, 31),), (20, 1), heads=1, share=share, dim=dim, rope=True)
         yield Case(fmt, fmt, ((40, 33),), (7, 1), heads=1, share=share, dim=dim, bf16=True)
 

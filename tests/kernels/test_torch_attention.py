@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvkernels import attention, backend, reference
-from kvkernels.api import FormatState, Scratch, StepTables, Timers
+from kvkernels import backend, reference
+from kvkernels.api import AttentionResult, FormatState, Scratch, StepTables, Timers
 from kvkernels.layout import FORMATS, PageSpec
 
 from tests.kernels.cases import LAYER, SCALE, Case, build, errors, run, stored
@@ -115,7 +115,7 @@ def test_classes_merge_to_the_whole(older: str, newer: str) -> None:
     old = build(Case(older, older, ((32, 0, 16),), q_lens, new_lens=(0, 0, 0)))
     new = build(Case(newer, newer, ((7, 20, 16),), q_lens, seed=1))
     new.q.copy_(old.q)
-    merged = attention.merge([run(old, reference), run(new, reference)]).view(old.q.shape)
+    merged = reference.merge([run(old, reference), run(new, reference)]).view(old.q.shape)
     start = 0
     for r, count in enumerate(q_lens):
         k, v = (torch.cat([stored(w, p, 0, r) for w in (old, new)]) for p in ("k", "v"))
@@ -129,9 +129,9 @@ def test_classes_merge_to_the_whole(older: str, newer: str) -> None:
 
 
 def test_merge_needs_partial_results() -> None:
-    part = attention.AttentionResult(torch.zeros(1, 4))
+    part = AttentionResult(torch.zeros(1, 4))
     with pytest.raises(ValueError, match="merge needs results made with partial=True"):
-        attention.merge([part, part])
+        reference.merge([part, part])
 
 
 def test_equal_keys_merge_exactly_with_a_log_count() -> None:

@@ -1,0 +1,81 @@
+"""What the benchmarks share: a filled cache, the machine's description, a figure's shape."""
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from kvkernels.api import FormatState, StepTables
+from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+from torch import Tensor
+
+SHARE = 3  # query heads of a KV head: SmolLM2-135M has 9 and 3
+SOFTMAX_SCALE = 0.125
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache whose pages hold random numbers, and a decode step over it."""
+
+    spec: PageSpec
+    arena: Tensor
+    state: FormatState
+    tables: StepTables
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of K, V and metadata that attention over all layers has to read."""
+        spec = self.spec
+        kinds = FORMATS[spec.k_format].meta + FORMATS[spec.v_format].meta
+        slot = spec.k_row_bytes + spec.v_row_bytes + kinds * META_BYTES
+        return int(self.tables.kv_lens.sum()) * slot * spec.num_kv_heads * spec.num_layers
+
+
+def make_cache(
+    fmt: str, requests: int, tokens: int, queries: int, device: str, dtype: torch.dtype
+) -> Cache:
+    """Fill pages of SmolLM2-135M's shape in random order; `queries` new tokens a request."""
+    spec = PageSpec(30, 3, 64, 16, fmt, fmt)
+    pages = -(-tokens // spec.block_size)
+    order = np.random.default_rng(0).permutation(requests * pages)
+    offsets = order.reshape(1, requests, pages).astype(np.int64) * spec.page_bytes
+    # any byte up to 0x3f is a modest number in every format, metadata included
+    size = requests * pages * spec.page_bytes
+    arena = torch.empty(size, dtype=torch.uint8, device=device).random_(0, 0x40)
+    tables = StepTables(
+        offsets,
+        np.full((1, requests), tokens, np.int32),
+        np.full(requests, queries, np.int32),
+    )
+
+    def random(heads: int) -> Tensor:
+        return torch.randn(requests * queries, heads, 64, device=device).to(dtype)
+
+    state = FormatState.from_spec(spec, device)
+    return Cache(spec, arena, state, tables, random(3 * SHARE), random(3), random(3))
+
+
+def figure(name: str, value: float, unit: str, note: str = "") -> dict[str, Any]:
+    """One measured number."""
+    rounded = float(f"{value:.4g}")
+    return {"name": name, "value": rounded, "unit": unit, "provenance": "measured", "note": note}
+
+
+def machine() -> dict[str, Any]:
+    """Processor, threads, versions and GPU."""
+    info: dict[str, Any] = {
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gpu": None,
+    }
+    if torch.cuda.is_available():
+        info["gpu"] = torch.cuda.get_device_name()
+    return info
