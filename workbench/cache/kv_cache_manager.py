@@ -337,6 +337,7 @@ class KVCacheManager:
         blocks = self.requests[request.request_id]
         blocks.stored_len[:] = 0
         blocks.hashing = False
+        self._number_pages(blocks)  # pages evicted so far left gaps
 
     def evict_pages(self, request: Request, group: int, pages: list[int]) -> int:
         """Take full pages out of one group's table (retention); returns how many were freed.

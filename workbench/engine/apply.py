@@ -124,7 +124,7 @@ def _check_rebuild(engine: "Engine", config: EngineConfig) -> None:
                 f"model.max_model_len = {longest} is shorter than request {request.request_id} "
                 f"({request.num_tokens} tokens): abort it or choose more"
             )
-        pages = -(-min(tokens, engine.max_slots(tokens)) // config.cache.block_size)
+        pages = -(-min(tokens, engine.retainer.max_slots(tokens)) // config.cache.block_size)
         if sum(-(-pages // per_slab) for per_slab in slabs_of) > num_slabs:
             raise CapacityError(
                 f"cache.hbm_budget_mib = {config.cache.hbm_budget_mib:g} MiB is too small for "
@@ -144,7 +144,7 @@ def _check_recode(engine: "Engine", config: EngineConfig) -> None:
         )
     limit = pages_that_fit(specs, pool)
     for request in engine.requests.values():
-        pages = engine.stack.manager.num_pages_for(engine.max_slots(request.num_tokens + 1))
+        pages = engine.stack.manager.num_pages_for(engine.retainer.max_slots(request.num_tokens + 1))
         if pages > limit:
             raise CapacityError(
                 f"request {request.request_id} needs {pages} blocks and {limit} fit in "
@@ -181,7 +181,7 @@ def _apply_hot(engine: "Engine") -> None:
     scheduler = engine.scheduler
     scheduler.settings = config.scheduling
     scheduler.order = engine.registry.create("order", config.scheduling.order)
-    engine.retention = engine.registry.create("retention", config.retention.policy)
+    engine.retainer.policy = engine.registry.create("retention", config.retention.policy)
     engine.bind_settings()
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)

@@ -57,8 +57,8 @@ class ArrivalPlanner:
         """
         if not workload.arrivals:
             raise RequestError(f"workload {workload.name!r} has no requests: give at least one")
-        offset_s = workload.arrivals[first_index % len(workload.arrivals)].at_s
-        running = _Running(workload, self._now_s() - offset_s, first_index, dict(known))
+        running = _Running(workload, self._now_s(), first_index, dict(known))
+        running.started_s -= self._offset_s(running, first_index)
         running.followed = frozenset(a.follows for a in workload.arrivals if a.follows >= 0)
         self._running[workload.name] = running
         try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ByteGuard:
     """Finds late writes (I3, I7): bytes of a hashed row that changed after it was published.
 
-    Reads every hashed byte at each check, so it is for tests and `workbench check`, not for serving.
+    Reads every hashed byte at each check: for tests and `workbench check`, not for serving.
     """
 
     def __init__(self) -> None:

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from workbench.cache.kv_cache_manager import PrefixHit
 from workbench.cache.prefix_index import Row
-from workbench.cache.retention import RetentionPolicy, StoredPages
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
 from workbench.engine import inspector, integrity
+from workbench.engine.builtin import builtin_registry
 from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.event_log import EventLog
@@ -20,6 +19,7 @@ from workbench.engine.frames import FrameBuilder
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
+from workbench.engine.retainer import Retainer
 from workbench.engine.runner import ForwardBatch, make_batch
 from workbench.engine.sampling import sample
 from workbench.engine.shadow import Shadow
@@ -32,13 +32,9 @@ from workbench.registry import Registry
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
 from workbench.snapshot import ApplyReport, BlockView, IntegrityView, Snapshot
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
-from workbench.structural.retention.observer import MassObserver
-from workbench.engine.builtin import builtin_registry
-from workbench.temporal.scheduling.fetcher import Fetcher
+from workbench.temporal.scheduling.fetcher import FetchCounters, Fetcher
 from workbench.temporal.scheduling.scheduler import Scheduler, SchedulerOutput
 
-MASS_EVERY = 4  # steps between observations of attention mass when only the display wants it
-OWNER_SLOTS = 255
 
 
 class Engine:
@@ -70,24 +66,23 @@ class Engine:
         self.requests: dict[str, Request] = {}  # unfinished ones
         self.finished: dict[str, Request] = {}  # the newest finished ones, for the list
         self.streams: dict[str, Stream] = {}
-        self.observers: dict[str, MassObserver] = {}
         self.shadow: Shadow | None = None
         self.config_version = 0
         self.last_apply: ApplyReport | None = None
         self.last_integrity: IntegrityView | None = None
         self.num_steps = 0
         self.recode_ms_per_block = applying.RECODE_MS_PER_BLOCK
-        self.observe_mass = True  # the display wants mass every few steps
+        self.fetch_counters = FetchCounters()
         self._outbox: list[RequestOutput] = []
         self.intake = Intake(self)
+        self.retainer = Retainer(
+            self, self.registry.create("retention", config.retention.policy)
+        )
         self.scheduler = Scheduler(
             config.scheduling, order=self.registry.create("order", config.scheduling.order),
-            clock=self.clock, tell=self.log.tell, max_slots=self.max_slots,
+            clock=self.clock, tell=self.log.tell, max_slots=self.retainer.max_slots,
         )
         self.scheduler.on_admit = self._on_admit
-        self.retention: RetentionPolicy = self.registry.create(
-            "retention", config.retention.policy
-        )
         self.stack: CacheStack = self._build_stack(config)
         row_bytes = sum(spec.page_bytes for spec in self.stack.specs)
         self.hierarchy = Hierarchy(config.tiers, row_bytes, self.clock, self._on_tier_event)
@@ -114,7 +109,7 @@ class Engine:
         stack = self.stack
         self.fetcher = Fetcher(
             stack.manager, stack.store, self.hierarchy, self.metrics.recompute_s,
-            on_load=self._on_load,
+            on_load=self._on_load, counters=self.fetch_counters,
         )
         self.scheduler.bind(stack.manager, self.fetcher)
         stack.pool.step = self.num_steps
@@ -136,9 +131,7 @@ class Engine:
         request = self.intake.accept(spec)
         self.requests[request.request_id] = request
         self.streams[request.request_id] = Stream(self.model.tokenizer, request)
-        self.observers[request.request_id] = MassObserver(
-            self.config.model.max_model_len + self.config.cache.block_size
-        )
+        self.retainer.add(request)
         self.scheduler.add(request)
         return request.request_id
 
@@ -167,7 +160,7 @@ class Engine:
         self.recorder.scheduled()
         if out.scheduled:
             batch = make_batch(list(out.scheduled.values()))
-            logits, mass = self.stack.runner.run(batch, mass=self._wants_mass())
+            logits, mass = self.stack.runner.run(batch, mass=self.retainer.wants_mass(self.num_steps))
             self.recorder.ran(self.stack.runner.timing)
             self._update(batch, logits, mass)
             self._measure(batch)
@@ -184,13 +177,8 @@ class Engine:
         if view.num_prefill_tokens > 0.8 * num_tokens:
             self.metrics.observe_prefill(num_tokens, view.wall_ms / 1e3)
 
-    def _wants_mass(self) -> bool:
-        if self.retention.needs_mass:
-            return True
-        return self.observe_mass and self.num_steps % MASS_EVERY == 0
-
     def _after_schedule(self, out: SchedulerOutput) -> None:
-        for request in out.preempted:
+        for _ in out.preempted:
             self.metrics.num_preemptions += 1
             self.metrics.preemptions.add(1)
         for request in out.failed:
@@ -207,7 +195,7 @@ class Engine:
     ) -> None:
         manager = self.stack.manager
         if mass is not None:
-            self._observe(batch, mass.numpy())
+            self.retainer.observe(batch, mass.numpy())
         for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True):
             manager.commit(request, count)
             self._count(request, count)
@@ -221,7 +209,7 @@ class Engine:
             self._append(request, token)
         for request in batch.requests:
             if not request.status.is_finished:
-                self._retain(request)
+                self.retainer.retain(request)
 
     def _count(self, request: Request, count: int) -> None:
         start = request.num_computed_tokens
@@ -255,6 +243,7 @@ class Engine:
         else:
             if self.config.cache.mode == "off":
                 self.stack.manager.rewind(request)
+                self.observers[request.request_id].forget_evictions()
                 request.num_computed_tokens = 0
             self._emit(request, [token], text)
 
@@ -281,7 +270,7 @@ class Engine:
         self.finished[request.request_id] = request
         while len(self.finished) > 32:
             oldest = next(iter(self.finished))
-            for store in (self.finished, self.streams, self.observers):
+            for store in (self.finished, self.streams, self.retainer.observers):
                 store.pop(oldest, None)  # type: ignore[attr-defined]
         if self.shadow is not None and self.shadow.request is request:
             self.shadow.end()
@@ -294,57 +283,6 @@ class Engine:
                 error=request.error,
             )
         )
-
-    # ---- attention mass and retention
-
-    def _observe(self, batch: ForwardBatch, mass: np.ndarray) -> None:
-        manager, pool = self.stack.manager, self.stack.pool
-        size = self.config.cache.block_size
-        for row, request in enumerate(batch.requests):
-            blocks = manager.requests[request.request_id]
-            count = int(batch.q_lens[row])
-            stored = int(blocks.stored_len[0]) + count
-            pages = -(-stored // size)
-            first = blocks.page_pos[0, :pages]
-            positions = (first[:, None] + np.arange(size)).ravel()[:stored]
-            observer = self.observers[request.request_id]
-            observer.observe(positions, mass[row, :stored], count)
-            ids = blocks.table[0, :pages]
-            pool.mass[ids] = observer.page_rates(first, size)
-
-    def _retain(self, request: Request) -> None:
-        settings = self.config.retention
-        if settings.policy == "none":
-            return
-        manager, size = self.stack.manager, self.config.cache.block_size
-        observer = self.observers[request.request_id]
-        blocks = manager.requests[request.request_id]
-        dropped = 0
-        for group in range(len(manager.classes)):
-            full = int(blocks.stored_len[group]) // size
-            first = blocks.page_pos[group, :full]
-            pages = StoredPages(
-                first, observer.page_rates(first, size), int(blocks.stored_len[group]),
-                request.num_computed_tokens, size,
-            )
-            chosen = self.retention.choose(pages, settings)
-            if chosen:
-                observer.mark_evicted(first[chosen], size)
-                dropped += manager.evict_pages(request, group, chosen)
-        if dropped:
-            self.log.tell(
-                "retain", request.request_id, num_pages=dropped, num_tokens=dropped * size,
-                policy=settings.policy,
-            )
-
-    def max_slots(self, num_tokens: int) -> int:
-        """Slots a request of this length needs at most at any moment."""
-        settings = self.config.retention
-        if settings.policy == "none":
-            return num_tokens
-        budget = max(settings.budget_tokens, settings.sink_tokens + settings.window_tokens)
-        spare = self.config.scheduling.chunk_tokens + 2 * self.config.cache.block_size
-        return min(num_tokens, budget + spare)
 
     # ---- what the owners report
 
@@ -359,7 +297,10 @@ class Engine:
         tier = "" if self.fetcher.counters.num_demoted_pages == before else (
             "G2" if self.config.tiers.dram_mib > 0 else "G3"
         )
-        self.log.tell("evict", num_blocks=len(row.blocks), to_tier=tier)
+        self.log.tell(
+            "evict", num_blocks=len(row.blocks), from_tier="G1", to_tier=tier,
+            for_request_id=self.scheduler.serving,
+        )
 
     def _on_load(self, request: Request, tiers: dict[str, int], seconds: float) -> None:
         for tier, pages in tiers.items():
@@ -369,7 +310,14 @@ class Engine:
             )
 
     def _on_tier_event(self, kind: str, data: dict[str, Any]) -> None:
-        self.log.tell(kind if kind in ("tier_fault", "store") else "engine", **data)
+        if kind == "tier_fault":
+            self.log.tell(kind, tier=data["tier"], reason=data["reason"])
+        elif kind == "store":
+            self.log.tell(kind, tier=data["tier"], num_blocks=1, num_bytes=data["num_bytes"])
+        elif kind == "evict":
+            to_tier = "G3" if data["demoted"] else ""
+            self.log.tell(kind, num_blocks=1, from_tier=data["tier"], to_tier=to_tier,
+                          for_request_id="")
 
     # ---- settings
 

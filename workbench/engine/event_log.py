@@ -21,6 +21,10 @@ SENTENCE_KINDS = (
     "share", "evict", "load", "preempt", "fail", "apply", "retain", "tier_fault", "refuse",
     "thrash",
 )
+# blocks move one by one; within a step their events become one, with sums
+MERGED_KINDS = ("evict", "store")
+MERGE_ALIKE = ("tier", "from_tier", "to_tier", "for_request_id")
+MERGE_SUMS = ("num_blocks", "num_bytes")
 
 
 class EventLog:
@@ -43,15 +47,29 @@ class EventLog:
         """Record an event; `data` are the numbers its sentence needs."""
         if kind not in EVENT_KINDS:
             raise ValueError(f"unknown event kind {kind!r}")
+        self.totals[kind] += 1
+        data = self._merged(kind, request_id, data)
         self._seq += 1
         event = Event(
             seq=self._seq, step=self.step, time_s=self._clock.now_s(), kind=kind,
             request_id=request_id, data=data,
         )
         self._ring.append(event)
-        self.totals[kind] += 1
         if kind in SENTENCE_KINDS:
             self.sentence = event
+
+    def _merged(self, kind: str, request_id: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Add to an event of the same step that tells the same, so that one sentence has the sum."""
+        if kind not in MERGED_KINDS or not self._ring:
+            return data
+        last = self._ring[-1]
+        same = (last.kind, last.step, last.request_id) == (kind, self.step, request_id)
+        if not same or any(last.data.get(key) != data.get(key) for key in MERGE_ALIKE):
+            return data
+        self._ring.pop()
+        return data | {
+            key: last.data.get(key, 0) + data.get(key, 0) for key in MERGE_SUMS if key in data
+        }
 
     def since(self, seq: int, limit: int = RING) -> list[Event]:
         """Events after number `seq`, oldest first, the newest `limit` of them."""

@@ -212,7 +212,8 @@ def _classes(engine: "Engine") -> list[PageClassView]:
     return [
         PageClassView(
             label=spec.label, k_format=spec.k_format, v_format=spec.v_format,
-            page_bytes=spec.page_bytes, group=f"{spec.num_layers} layers x {spec.num_kv_heads} heads",
+            page_bytes=spec.page_bytes,
+            group=f"{spec.num_layers} layers x {spec.num_kv_heads} heads",
             bits_per_element=spec.bits_per_element,
         )
         for spec in engine.stack.pool.classes

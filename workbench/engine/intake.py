@@ -22,6 +22,7 @@ class Intake:
         engine = self._engine
         try:
             tokens = self._tokens(spec)
+            self._check_vocabulary([*tokens, *spec.resume_tokens])
             self._check_length(spec, tokens)
         except RequestError as error:
             engine.log.tell("refuse", spec.request_id, error=str(error))
@@ -36,10 +37,6 @@ class Intake:
     def _tokens(self, spec: RequestSpec) -> list[int]:
         tokenizer = self._engine.model.tokenizer
         if spec.token_ids is not None:
-            size = self._engine.model.arch.vocab_size
-            wrong = [token for token in spec.token_ids if not 0 <= token < size]
-            if wrong:
-                raise RequestError(f"token {wrong[0]} is not in the vocabulary: 0 to {size - 1}")
             return list(spec.token_ids)
         if spec.messages is not None:
             return tokenizer.chat(spec.messages)
@@ -47,6 +44,12 @@ class Intake:
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token of text")
         return tokens
+
+    def _check_vocabulary(self, tokens: list[int]) -> None:
+        size = self._engine.model.arch.vocab_size
+        wrong = [token for token in tokens if not 0 <= token < size]
+        if wrong:
+            raise RequestError(f"token {wrong[0]} is not in the vocabulary: 0 to {size - 1}")
 
     def _check_length(self, spec: RequestSpec, tokens: list[int]) -> None:
         engine = self._engine
@@ -58,7 +61,7 @@ class Intake:
                 " or raise model.max_model_len"
             )
         manager = engine.stack.manager
-        slots = engine.max_slots(count + 1)
+        slots = engine.retainer.max_slots(count + 1)
         if manager.contiguous:
             slots = min(longest, count + spec.sampling.max_tokens)
         if not manager.fits_ever(slots):
@@ -90,7 +93,7 @@ class Intake:
             request.num_resumed_cached_tokens += known
             engine.metrics.resumed_tokens += request.num_tokens
             engine.metrics.resumed_hit_tokens += known
-            engine.observers[request.request_id].forget_evictions()
+            engine.retainer.observers[request.request_id].forget_evictions()
             engine.log.tell(
                 "resume", request.request_id, num_cached=known, num_tokens=request.num_tokens
             )

@@ -6,7 +6,7 @@ import numpy as np
 
 from workbench.cache.keys import next_key, tagged_key
 from workbench.errors import IntegrityError
-from workbench.request import RequestStatus
+from workbench.request import Request, RequestStatus
 from workbench.snapshot import IntegrityView
 
 if TYPE_CHECKING:
@@ -101,28 +101,32 @@ def _check_rows(engine: "Engine") -> None:
 
 
 def _check_keys(engine: "Engine") -> None:
-    """I3: a key is the hash of what its row holds, and a table's rows are its request's text."""
-    pool, manager = engine.stack.pool, engine.stack.manager
-    size = engine.config.cache.block_size
-    for row in pool.index.rows():
+    """I3: a key is the hash of what its row holds."""
+    index = engine.stack.pool.index
+    for row in index.rows():
         right = row.key == tagged_key(row.chain_key, row.lineage)
-        parent = pool.index.get(row.parent_key) if row.parent_key else None
+        parent = index.get(row.parent_key) if row.parent_key else None
         if parent is not None:
             right = right and row.chain_key == next_key(parent.chain_key, row.token_ids)
         _require(right, f"I3: the key of block {row.blocks[0]} is not the hash of its tokens")
     for request in engine.scheduler.running:
-        blocks = manager.requests[request.request_id]
-        chain = manager.chain(request)
-        for group in range(len(manager.classes)):
-            for page in range(int(blocks.stored_len[group]) // size):
-                row = pool.row_of[int(blocks.table[group, page])]
-                at = int(blocks.page_pos[group, page]) // size
-                _require(
-                    row is None
-                    or (row.chain_key == chain[at]
-                        and list(row.token_ids) == request.token_ids[at * size : (at + 1) * size]),
-                    f"I3: request {request.request_id} holds another text's block",
-                )
+        _check_table_keys(engine, request)
+
+
+def _check_table_keys(engine: "Engine", request: Request) -> None:
+    """I3: the rows in a request's table hold that request's text, so a hit is never wrong."""
+    pool, manager = engine.stack.pool, engine.stack.manager
+    size = engine.config.cache.block_size
+    blocks, chain = manager.requests[request.request_id], manager.chain(request)
+    for group in range(len(manager.classes)):
+        for page in range(int(blocks.stored_len[group]) // size):
+            row = pool.row_of[int(blocks.table[group, page])]
+            at = int(blocks.page_pos[group, page]) // size
+            text = request.token_ids[at * size : (at + 1) * size]
+            _require(
+                row is None or (row.chain_key == chain[at] and list(row.token_ids) == text),
+                f"I3: request {request.request_id} holds another text's block",
+            )
 
 
 def _check_requests(engine: "Engine") -> None:
@@ -132,7 +136,8 @@ def _check_requests(engine: "Engine") -> None:
     running = {request.request_id for request in engine.scheduler.running}
     _require(set(manager.requests) == running, "I7: a request that does not run holds blocks")
     for request in engine.scheduler.running:
-        _require(request.status is RequestStatus.RUNNING, f"I4: {request.request_id} is not running")
+        _require(request.status is RequestStatus.RUNNING,
+                 f"I4: {request.request_id} is not running")
         blocks = manager.requests[request.request_id]
         _require(0 <= request.num_computed_tokens <= request.num_tokens,
                  f"I4: request {request.request_id} computed {request.num_computed_tokens} of "

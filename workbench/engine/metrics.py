@@ -54,7 +54,8 @@ class Window:
         """Sum of the samples per second over the part of the window that has passed."""
         self._trim()
         if not self._samples:
-            return Number(value=None, unit=unit, window_s=self.window_s, why="nothing in the window")
+            why = "nothing in the window"
+            return Number(value=None, unit=unit, window_s=self.window_s, why=why)
         elapsed = max(self._clock.now_s() - self._samples[0][0], 1e-3)
         total = sum(value for _, value in self._samples)
         return Number(

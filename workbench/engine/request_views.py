@@ -56,9 +56,9 @@ def _view(engine: "Engine", request: Request, text: TextView | None) -> RequestV
         ids = blocks.blocks(0)
         pages, shared = len(ids), int((pool.ref_cnt[ids] > 1).sum())
     elif not request.status.is_finished:
-        needs = manager.num_pages_for(engine.max_slots(request.num_tokens))
+        needs = manager.num_pages_for(engine.retainer.max_slots(request.num_tokens))
         free = pool.num_free(manager.classes[0])
-    observer = engine.observers.get(request.request_id)
+    observer = engine.retainer.observers.get(request.request_id)
     ttft = itl = None
     if request.first_token_s is not None:
         ttft = (request.first_token_s - request.arrival_s) * 1e3
@@ -84,7 +84,7 @@ def text_view(engine: "Engine", request: Request, limit: int) -> TextView:
     """The newest tokens of a request as text, with attention mass and evictions."""
     stream = engine.streams[request.request_id]
     start = max(0, request.num_tokens - limit)
-    observer = engine.observers[request.request_id]
+    observer = engine.retainer.observers[request.request_id]
     # the first token is a sink and would outshine the rest
     rates = observer.rate(0, request.num_tokens)[start:]
     top = float(np.partition(rates, -2)[-2]) if len(rates) > 1 else 0.0

@@ -73,6 +73,7 @@ class Scheduler:
         self.on_admit: Callable[[Request, PrefixHit, int], None] = lambda request, hit, loaded: None
         self._tell = tell
         self._num_arrived = 0
+        self.serving = ""  # id of the request that room is being made for
         self.waiting: list[Request] = []  # waiting, loading and preempted
         self.running: list[Request] = []  # in order of admission
 
@@ -164,6 +165,7 @@ class Scheduler:
         self, request: Request, count: int, out: SchedulerOutput, budget: StepBudget
     ) -> bool:
         """Grow a running request's tables, preempting the last in order until it fits."""
+        self.serving = request.request_id
         while not self.manager.grow(request, count):
             victim = max(self.running, key=lambda other: self.order.key(other, 0))
             if victim is request and len(self.running) == 1:
@@ -227,6 +229,7 @@ class Scheduler:
 
     def _admit(self, request: Request, hit: PrefixHit, budget: StepBudget) -> int | None:
         """Give a waiting request tables; tokens it computes now, or None if it does not fit."""
+        self.serving = request.request_id
         record = self.fetcher.swap_record(request)
         if record is not None:
             if not self.fetcher.restore(request, record):

@@ -1,0 +1,88 @@
+"""Attention mass of running requests, and the retention policy that reads it after each step."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.cache.retention import RetentionPolicy, StoredPages
+from workbench.engine.runner import ForwardBatch
+from workbench.request import Request
+from workbench.structural.retention.observer import MassObserver
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+MASS_EVERY = 4  # steps between observations when only the display wants them
+
+
+class Retainer:
+    """Observes what each token is read for, and lets the policy evict full pages."""
+
+    def __init__(self, engine: "Engine", policy: RetentionPolicy) -> None:
+        self._engine = engine
+        self.policy = policy
+        self.observers: dict[str, MassObserver] = {}
+        self.for_display = True
+
+    def add(self, request: Request) -> None:
+        """Begin to observe a request."""
+        config = self._engine.config
+        self.observers[request.request_id] = MassObserver(
+            config.model.max_model_len + config.cache.block_size
+        )
+
+    def wants_mass(self, step: int) -> bool:
+        """Whether the kernels should return attention mass at this step."""
+        return self.policy.needs_mass or (self.for_display and step % MASS_EVERY == 0)
+
+    def max_slots(self, num_tokens: int) -> int:
+        """Slots a request of this length needs at most at any moment."""
+        config = self._engine.config
+        settings = config.retention
+        if settings.policy == "none":
+            return num_tokens
+        budget = max(settings.budget_tokens, settings.sink_tokens + settings.window_tokens)
+        spare = config.scheduling.chunk_tokens + 2 * config.cache.block_size
+        return min(num_tokens, budget + spare)
+
+    def observe(self, batch: ForwardBatch, mass: np.ndarray) -> None:
+        """Add a step's mass, float [R, T] by stored slot, before the step is committed."""
+        pool, manager = self._engine.stack.pool, self._engine.stack.manager
+        size = manager.block_size
+        for row, request in enumerate(batch.requests):
+            blocks = manager.requests[request.request_id]
+            count = int(batch.q_lens[row])
+            stored = int(blocks.stored_len[0]) + count
+            pages = -(-stored // size)
+            first = blocks.page_pos[0, :pages]
+            positions = (first[:, None] + np.arange(size)).ravel()[:stored]
+            observer = self.observers[request.request_id]
+            observer.observe(positions, mass[row, :stored], count)
+            pool.mass[blocks.table[0, :pages]] = observer.page_rates(first, size)
+
+    def retain(self, request: Request) -> None:
+        """Evict what the policy chooses from a running request."""
+        settings = self._engine.config.retention
+        if settings.policy == "none":
+            return
+        manager = self._engine.stack.manager
+        size = manager.block_size
+        observer = self.observers[request.request_id]
+        blocks = manager.requests[request.request_id]
+        freed = dropped = 0
+        for group in range(len(manager.classes)):
+            stored = int(blocks.stored_len[group])
+            first = blocks.page_pos[group, : stored // size]
+            pages = StoredPages(
+                first, observer.page_rates(first, size), stored, request.num_computed_tokens, size
+            )
+            chosen = self.policy.choose(pages, settings)
+            if chosen:
+                observer.mark_evicted(first[chosen], size)
+                dropped = max(dropped, len(chosen) * size)
+                freed += manager.evict_pages(request, group, chosen)
+        if dropped:
+            self._engine.log.tell(
+                "retain", request.request_id, num_pages=freed, num_tokens=dropped,
+                policy=settings.policy,
+            )
