@@ -47,6 +47,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(f"top_k = {self.top_k} is out of range: 0 (all) or more")
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p = {self.top_p} is out of range: above 0, up to 1")
+        for name in ("seed", "sample_index"):
+            value, low = getattr(self, name), 0 if name == "sample_index" else -(2**63)
+            if not low <= value < 2**64:
+                text = "0" if low == 0 else "-2^63"
+                raise RequestError(f"{name} = {value} is out of range: {text} to 2^64 - 1")
         if self.max_tokens < 1:
             raise RequestError(f"max_tokens = {self.max_tokens} is out of range: 1 or more")
 

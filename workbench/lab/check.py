@@ -77,7 +77,7 @@ class Check:
             if float(best.values[0] - best.values[1]) < NEAR_TIE:
                 self.counts["near_ties"] += 1
                 return  # from here on the texts differ
-            self.violations.append(f"I9: token {at} of request {request_id} is not the naive loop's")
+            self.violations.append(f"I9: request {request_id} differs from the naive loop at {at}")
             return
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
 from workbench.lab.random_load import START
-from workbench.config import EngineConfig, replace_settings
 from workbench.model.load import LoadedModel
 from workbench.request import RequestSpec, SamplingParams
 

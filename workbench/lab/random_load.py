@@ -17,29 +17,35 @@ ABORT_STATES = ("waiting", "loading", "prefill", "running", "preempted", "swappe
 START: dict[str, Any] = {
     "cache.hbm_budget_mib": 0.125, "cache.block_size": 4, "cache.k_format": "fp32",
     "cache.v_format": "fp32", "scheduling.chunk_tokens": 16, "scheduling.token_budget": 32,
-    "scheduling.admit_whole_prompt": False, "tiers.dram_mib": 0.1, "tiers.disk_mib": 0.5,
+    "scheduling.admit_whole_prompt": False, "tiers.dram_mib": 0.05, "tiers.disk_mib": 1.0,
+    "scheduling.preemption": "swap",
     "tiers.gate": False, "retention.sink_tokens": 4, "retention.window_tokens": 8,
     "retention.budget_tokens": 24,
 }  # fmt: skip
 
 _EXACT = ("fp32", "fp32")
+PURE: dict[str, Any] = {
+    "cache.k_format": "fp32", "cache.v_format": "fp32", "retention.policy": "none",
+    "cache.reuse": "exact",
+}  # fmt: skip
+PHASE_STEPS = 150  # exact and lossy settings take turns, so that tokens can be compared in between
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "hot": [
         {path: value}
         for path, values in {
             "scheduling.order": ("fcfs", "priority", "longest-prefix-first"),
-            "scheduling.preemption": ("swap", "recompute"),
+            "scheduling.preemption": ("swap", "swap", "recompute"),
             "scheduling.token_budget": (8, 32, 64),
             "scheduling.chunk_tokens": (4, 16, 33),
             "scheduling.max_num_seqs": (4, 16),
             "scheduling.watermark": (0.0, 0.05),
             "scheduling.admit_whole_prompt": (True, False, False),
-            "cache.prefix_caching": (True, True, False),
+            "cache.prefix_caching": (True, True, True, True, False),
             "cache.reuse": ("recoded", "exact"),
-            "tiers.dram_mib": (0.0, 0.05, 0.1, 0.3),
-            "tiers.disk_mib": (0.0, 0.3, 0.5),
+            "tiers.dram_mib": (0.0, 0.02, 0.03, 0.05, 0.1),
+            "tiers.disk_mib": (0.0, 0.5, 1.0),
             "tiers.gate": (False, False, True),
-            "retention.policy": ("none", "none", "none", "sink+window", "attention-mass"),
+            "retention.policy": ("none", "sink+window", "attention-mass"),
             "retention.budget_tokens": (16, 24, 40),
         }.items()
         for value in values
@@ -57,8 +63,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "cache.hbm_budget_mib": (0.1, 0.125, 0.2),
             "cache.block_size": (4, 4, 8),
             "cache.grouping": ("model", "halves"),
-            "cache.allocation": ("paged", "paged", "contiguous"),
-            "cache.mode": ("on", "on", "on", "off"),
+            "cache.allocation": ("paged", "paged", "paged", "paged", "contiguous"),
+            "cache.mode": ("on", "on", "on", "on", "off"),
             "model.max_model_len": (256, 512),
         }.items()
         for value in values
@@ -83,6 +89,8 @@ class RandomLoad:
         self._rng = random.Random(seed)
         self._numpy = np.random.default_rng(seed)
         self._max_requests = max_requests
+        self._turns = 0
+        self._lossy_phase = False
         self._texts = [self._random_tokens(32) for _ in range(4)]
 
     def turn(self) -> None:
@@ -90,10 +98,13 @@ class RandomLoad:
         rng, engine = self._rng, self.engine
         if rng.random() < 0.5 and len(engine.requests) < self._max_requests:
             self.submit()
-        if rng.random() < 0.08:
+        if rng.random() < 0.1:
             self.abort()
-        if rng.random() < 0.08:
-            self.change(rng.choice(list(CHANGES)))
+        self._turns += 1
+        if self._turns % PHASE_STEPS == 0:
+            self._change_phase()
+        elif rng.random() < 0.09:
+            self.change(rng.choice(("hot", "recode", "rebuild")[:: 1 if self._lossy_phase else 2]))
         if rng.random() < 0.15:
             self.damage()
         self.step()
@@ -144,8 +155,21 @@ class RandomLoad:
     def change(self, kind: str) -> None:
         """Preview and apply a random change of one class."""
         config = self.engine.config
-        options = [each for each in CHANGES[kind] if replace_settings(config, each) != config]
-        changes = self._rng.choice(options)
+        options = [
+            each for each in CHANGES[kind]
+            if replace_settings(config, each) != config
+            and (self._lossy_phase or not each.keys() & PURE.keys())
+        ]
+        self._apply(self._rng.choice(options))
+
+    def _change_phase(self) -> None:
+        """Switch between exact and lossy settings; a refused change is tried again next time."""
+        self._lossy_phase = not self._lossy_phase
+        if not self._lossy_phase:
+            self._apply({"cache.k_format": "fp32", "cache.v_format": "fp32"})
+            self._apply({"retention.policy": "none", "cache.reuse": "exact"})
+
+    def _apply(self, changes: dict[str, Any]) -> None:
         try:
             promised = self.engine.preview(changes)
             report = self.engine.apply(changes)
