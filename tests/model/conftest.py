@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from workbench.model.fetch import fetch
+from workbench.model.gguf_loader import GgufSource
 from workbench.model.load import LoadedModel, load_model
 
 # The tests of this folder share modules; pytest's importlib mode leaves sys.path alone.
@@ -26,6 +27,12 @@ def reference() -> dict[str, np.ndarray]:
 def gguf_path() -> Path:
     """The default model, fetched if it is not cached."""
     return fetch()
+
+
+@pytest.fixture(scope="session")
+def gguf_source(gguf_path: Path) -> GgufSource:
+    """The default model's file, opened once: reading its metadata takes seconds."""
+    return GgufSource(gguf_path)
 
 
 @pytest.fixture(scope="session")

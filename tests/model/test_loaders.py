@@ -154,14 +154,13 @@ def test_foreign_gguf(tmp_path: Path) -> None:
         GgufSource(path)
 
 
-def test_packed_groups_equal_dequantized(gguf_path: Path) -> None:
-    source = GgufSource(gguf_path)
+def test_packed_groups_equal_dequantized(gguf_source: GgufSource) -> None:
     for name in ("layers.0.q", "layers.3.k", "layers.7.down"):
-        groups = source.packed(name)
+        groups = gguf_source.packed(name)
         assert groups is not None
         wide = [part.repeat_interleave(32, dim=1) for part in (groups.scale, groups.minimum)]
-        torch.testing.assert_close(wide[0] * groups.codes + wide[1], source.tensor(name))
-    assert source.packed("embed") is None
+        torch.testing.assert_close(wide[0] * groups.codes + wide[1], gguf_source.tensor(name))
+    assert gguf_source.packed("embed") is None
 
 
 def test_unpermute_inverts_the_interleaving_of_the_converter() -> None:

@@ -30,8 +30,10 @@ def test_chat_equals_transformers(tokenizer: Tokenizer, reference: dict[str, np.
     assert tokenizer.chat(MESSAGES) == reference["chat_ids"].tolist()
 
 
-def test_built_from_gguf_equals_the_converted_one(tokenizer: Tokenizer, gguf_path) -> None:
-    built = tokenizer_from_gguf(GgufSource(gguf_path))
+def test_built_from_gguf_equals_the_converted_one(
+    tokenizer: Tokenizer, gguf_source: GgufSource
+) -> None:
+    built = tokenizer_from_gguf(gguf_source)
     assert built.fingerprint == tokenizer.fingerprint
     assert built.eos_ids == (2,) and built.vocab_size == 49152
 

@@ -78,7 +78,7 @@ def fingerprint_of(identity: str, weight_format: str) -> str:
 
 
 def _build_weights(arch: ModelArch, stored: StoredWeights, device: str) -> DecoderWeights:
-    tensors = {key: value.to(device) for key, value in stored.tensors.items()}
+    tensors = _resident(stored, device)
     dtype = tensors["final_norm"].dtype
     head_name = "head" if "head" in stored.kinds else "embed"
     head = _linear(stored, tensors, head_name)
@@ -89,6 +89,21 @@ def _build_weights(arch: ModelArch, stored: StoredWeights, device: str) -> Decod
         layers=layers, final_norm=tensors["final_norm"], head=head,
         head_shares_embedding=head_name == "embed" and shares,
     )
+
+
+def _resident(stored: StoredWeights, device: str) -> dict[str, Tensor]:
+    """The tensors on their device; what stays beside prepacked matrices is copied.
+
+    A single mapped table would keep the whole file mapped, and count its matrices twice.
+    """
+    if device != "cpu":
+        return {key: value.to(device) for key, value in stored.tensors.items()}
+    if set(stored.kinds.values()) & {"int4", "int8"}:
+        return stored.tensors
+    prepacked = {f"{name}.weight" for name in stored.kinds if name != "embed"}
+    return {
+        key: value if key in prepacked else value.clone() for key, value in stored.tensors.items()
+    }
 
 
 def _layer(stored: StoredWeights, tensors: dict[str, Tensor], prefix: str) -> Layer:
