@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from kvkernels.api import FormatState, StepTables
 from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+from kvkernels.pages import encode_pages
 from torch import Tensor
 
 SHARE = 3  # query heads of a KV head: SmolLM2-135M has 9 and 3
@@ -44,9 +45,8 @@ def make_cache(
     pages = -(-tokens // spec.block_size)
     order = np.random.default_rng(0).permutation(requests * pages)
     offsets = order.reshape(1, requests, pages).astype(np.int64) * spec.page_bytes
-    # any byte up to 0x3f is a modest number in every format, metadata included
-    size = requests * pages * spec.page_bytes
-    arena = torch.empty(size, dtype=torch.uint8, device=device).random_(0, 0x40)
+    state = FormatState.from_spec(spec, device)
+    arena = _filled(spec, requests * pages, state, device)
     tables = StepTables(
         offsets,
         np.full((1, requests), tokens, np.int32),
@@ -56,8 +56,17 @@ def make_cache(
     def random(heads: int) -> Tensor:
         return torch.randn(requests * queries, heads, 64, device=device).to(dtype)
 
-    state = FormatState.from_spec(spec, device)
     return Cache(spec, arena, state, tables, random(3 * SHARE), random(3), random(3))
+
+
+def _filled(spec: PageSpec, count: int, state: FormatState, device: str) -> Tensor:
+    """An arena of `count` pages of normal numbers (raw random bytes hold slow denormal ones)."""
+    batch = 32
+    shape = (batch, spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    pages = torch.zeros(batch, spec.page_bytes, dtype=torch.uint8, device=device)
+    for plane in ("k", "v"):
+        encode_pages(pages, spec, plane, state, torch.randn(shape, device=device))
+    return pages.repeat(-(-count // batch), 1)[:count].contiguous().view(-1)
 
 
 def figure(name: str, value: float, unit: str, note: str = "") -> dict[str, Any]:
