@@ -103,7 +103,10 @@ class SchedulingSettings(_Section):
     """What runs in the next step (vLLM V1's rule: one token budget, no phases)."""
 
     order: str = setting(
-        "fcfs", change="hot", dim="T", choices=("fcfs", "priority", "longest-prefix-first"),
+        "fcfs",
+        change="hot",
+        dim="T",
+        choices=("fcfs", "priority", "longest-prefix-first"),
         main=True,
     )
     token_budget: int = setting(
@@ -111,7 +114,12 @@ class SchedulingSettings(_Section):
     )
     max_num_seqs: int = setting(16, change="hot", dim="T", low=1, high=512, unit="requests")
     chunk_tokens: int = setting(
-        128, change="hot", dim="T", low=1, high=16384, unit="prefill tokens per request and step",
+        128,
+        change="hot",
+        dim="T",
+        low=1,
+        high=16384,
+        unit="prefill tokens per request and step",
         main=True,
     )
     preemption: str = setting(

@@ -62,6 +62,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EVENT_KINDS = (
-    "admit", "share", "evict", "store", "load", "preempt", "resume", "finish", "abort", "fail",
-    "apply", "retain", "tier_fault", "refuse", "thrash", "engine",
+    "admit",
+    "share",
+    "evict",
+    "store",
+    "load",
+    "preempt",
+    "resume",
+    "finish",
+    "abort",
+    "fail",
+    "apply",
+    "retain",
+    "tier_fault",
+    "refuse",
+    "thrash",
+    "engine",
 )

@@ -255,7 +255,9 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Snapshot)
 
 
-def encode_frame(snapshot: Snapshot, cells: list[dict[str, np.ndarray]], tables: np.ndarray) -> bytes:
+def encode_frame(
+    snapshot: Snapshot, cells: list[dict[str, np.ndarray]], tables: np.ndarray
+) -> bytes:
     """One frame. `cells[i][plane]`: u8 [grid[i].num_cells]; `tables`: i32, concatenated."""
     text = _encoder.encode(snapshot)
     text += b" " * (-(len(text) + 8) % 8)

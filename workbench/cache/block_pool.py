@@ -4,9 +4,7 @@
           | page page page  | page page page page |                    |
 
 A slab belongs to one page class and returns when its last page is empty. A block's id is
-`slab * stride + index`. Each class has one intrusive, circular free list around a sentinel: blocks
-without a row at the head (reused first, vLLM PR #42656), cached blocks behind them, least recently
-used first. Taking a cached block out of the middle is O(1) and allocates nothing.
+`slab * stride + index`. Blocks that no table holds are in the free list of their class.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,6 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from kvkernels.layout import PageSpec
 
+from workbench.cache.free_list import FreeLists
 from workbench.cache.prefix_index import PrefixIndex, Row
 from workbench.snapshot import NO_OWNER
 
@@ -53,15 +52,12 @@ class BlockPool:
         self.mass = np.zeros(size, np.float32)
         self.cached = np.zeros(size, bool)
         self.row_of: list[Row | None] = [None] * size
-        self._next = [-1] * size
-        self._prev = [-1] * size
-        self._sentinel: list[int] = []
+        self._lists = FreeLists(size)
         self.classes: list[PageSpec] = []
         self.slab_class = np.full(num_slabs, UNASSIGNED, np.int32)
         self._slab_used = np.zeros(num_slabs, np.int32)  # pages referenced or cached
         self._slab_live = np.zeros(num_slabs, np.int32)  # pages referenced
         self._unassigned = list(range(num_slabs - 1, -1, -1))
-        self.num_linked: list[int] = []  # per class: blocks in the free list
 
     # ---- classes and slabs
 
@@ -72,11 +68,7 @@ class BlockPool:
         if not 0 < spec.page_bytes <= self.slab_bytes:
             raise ValueError(f"a page of {spec.page_bytes} bytes does not fit a slab")
         self.classes.append(spec)
-        sentinel = len(self._next)
-        self._next.append(sentinel)
-        self._prev.append(sentinel)
-        self._sentinel.append(sentinel)
-        self.num_linked.append(0)
+        self._lists.add_class()
         return len(self.classes) - 1
 
     def pages_per_slab(self, cls: int) -> int:
@@ -107,13 +99,13 @@ class BlockPool:
         page_bytes = self.classes[cls].page_bytes
         for index in reversed(range(self.pages_per_slab(cls))):
             self.offset[first + index] = slab * self.slab_bytes + index * page_bytes
-            self._link_first(cls, first + index)
+            self._lists.link_first(cls, first + index)
 
     def _release_slab(self, slab: int) -> None:
         cls = int(self.slab_class[slab])
         first = slab * self.stride
         for block in range(first, first + self.pages_per_slab(cls)):
-            self._unlink(cls, block)
+            self._lists.unlink(cls, block)
             self.offset[block] = -1
             self.owner[block] = NO_OWNER
         self.slab_class[slab] = UNASSIGNED
@@ -123,7 +115,7 @@ class BlockPool:
 
     def num_free(self, cls: int) -> int:
         """Blocks of a class that could be taken now, evicting cached ones."""
-        return self.num_linked[cls] + self.pages_per_slab(cls) * (
+        return self._lists.lengths[cls] + self.pages_per_slab(cls) * (
             len(self._unassigned) + self._num_reclaimable(cls)
         )
 
@@ -148,7 +140,7 @@ class BlockPool:
         if len(needs) == 1 and not kept.keys() - needs.keys():
             slabs += self._num_reclaimable(next(iter(needs)))
         for cls, need in needs.items():
-            missing = need - (self.num_linked[cls] - kept.get(cls, 0))
+            missing = need - (self._lists.lengths[cls] - kept.get(cls, 0))
             if missing > 0:
                 slabs -= -(-missing // self.pages_per_slab(cls))
         return slabs >= 0
@@ -158,20 +150,19 @@ class BlockPool:
         return [self._take(cls) for _ in range(count)]
 
     def _take(self, cls: int) -> int:
-        block = self._next[self._sentinel[cls]]
-        has_block = block != self._sentinel[cls]
+        block = self._lists.first(cls)
         recycled = False
-        if not has_block or self.cached[block]:
+        if block is None or self.cached[block]:
             if self._unassigned:
                 self._assign_slab(self._unassigned[-1], cls)
-                block = self._next[self._sentinel[cls]]
-            elif has_block:
+            elif block is not None:
                 self._drop_row(block, keep=block)
                 recycled = True
             else:
                 self._reclaim_slab(cls)
-                block = self._next[self._sentinel[cls]]
-        self._unlink(cls, block)
+            block = self._lists.first(cls) if not recycled else block
+        assert block is not None, "a slab was assigned, so its class has free blocks"
+        self._lists.unlink(cls, block)
         self._reference_new(block, was_used=recycled)
         return block
 
@@ -223,7 +214,7 @@ class BlockPool:
     def _take_at(self, cls: int, block: int) -> int:
         if self.slab_class[block // self.stride] == UNASSIGNED:
             self._assign_slab(block // self.stride, cls)
-        self._unlink(cls, block)
+        self._lists.unlink(cls, block)
         self._reference_new(block)
         return block
 
@@ -232,7 +223,7 @@ class BlockPool:
     def touch(self, block: int) -> None:
         """One more table holds the block (a prefix hit)."""
         if self.ref_cnt[block] == 0:
-            self._unlink(self.page_class(block), block)
+            self._lists.unlink(self.page_class(block), block)
             self._slab_live[block // self.stride] += 1
         self.ref_cnt[block] += 1
         self.last_used[block] = self.step
@@ -262,14 +253,14 @@ class BlockPool:
             return
         self._slab_live[block // self.stride] -= 1
         if self.cached[block]:
-            self._link_last(self.page_class(block), block)
+            self._lists.link_last(self.page_class(block), block)
         else:
             self._empty(block)
 
     def _empty(self, block: int) -> None:
         """A block without reference and row goes to the head, or its whole slab goes back."""
         slab = block // self.stride
-        self._link_first(int(self.slab_class[slab]), block)
+        self._lists.link_first(int(self.slab_class[slab]), block)
         self.owner[block] = NO_OWNER
         self._slab_used[slab] -= 1
         if self._slab_used[slab] == 0:
@@ -308,7 +299,7 @@ class BlockPool:
             self.cached[member] = False
             self.evicted_step[member] = self.step
             if member != keep and self.ref_cnt[member] == 0:
-                self._unlink(self.page_class(member), member)
+                self._lists.unlink(self.page_class(member), member)
                 self._empty(member)
 
     def evict_all(self) -> int:
@@ -320,51 +311,20 @@ class BlockPool:
 
     def evict_lru(self, cls: int) -> bool:
         """Drop the least recently used cached block of a class; False if there is none."""
-        block = self._next[self._sentinel[cls]]
-        while block != self._sentinel[cls] and not self.cached[block]:
-            block = self._next[block]
-        if block == self._sentinel[cls]:
-            return False
-        self._drop_row(block)
-        return True
+        for block in self._lists.walk(cls):
+            if self.cached[block]:
+                self._drop_row(block)
+                return True
+        return False
 
     def eviction_order(self, cls: int) -> list[int]:
         """Cached, unreferenced blocks of a class, next victim first."""
-        order = []
-        block = self._next[self._sentinel[cls]]
-        while block != self._sentinel[cls]:
-            if self.cached[block]:
-                order.append(block)
-            block = self._next[block]
-        return order
-
-    # ---- the intrusive list
-
-    def _link_first(self, cls: int, block: int) -> None:
-        self._insert(cls, block, after=self._sentinel[cls])
-
-    def _link_last(self, cls: int, block: int) -> None:
-        self._insert(cls, block, after=self._prev[self._sentinel[cls]])
-
-    def _insert(self, cls: int, block: int, after: int) -> None:
-        following = self._next[after]
-        self._next[after], self._prev[block] = block, after
-        self._next[block], self._prev[following] = following, block
-        self.num_linked[cls] += 1
-
-    def _unlink(self, cls: int, block: int) -> None:
-        before, following = self._prev[block], self._next[block]
-        if before < 0:
-            raise RuntimeError(f"block {block} is not in a free list")
-        self._next[before], self._prev[following] = following, before
-        self._prev[block] = self._next[block] = -1
-        self.num_linked[cls] -= 1
+        return [block for block in self._lists.walk(cls) if self.cached[block]]
 
     def linked_blocks(self, cls: int) -> list[int]:
         """Every block in a class's free list, head first (for integrity checks)."""
-        blocks = []
-        block = self._next[self._sentinel[cls]]
-        while block != self._sentinel[cls]:
-            blocks.append(block)
-            block = self._next[block]
-        return blocks
+        return list(self._lists.walk(cls))
+
+    def num_linked(self, cls: int) -> int:
+        """Length of a class's free list, as counted."""
+        return self._lists.lengths[cls]

@@ -49,9 +49,7 @@ class Geometry:
         raise ValueError(f"layer {layer} is in no group")
 
 
-def build_geometry(
-    grouping: str, *, num_layers: int, num_kv_heads: int, head_dim: int
-) -> Geometry:
+def build_geometry(grouping: str, *, num_layers: int, num_kv_heads: int, head_dim: int) -> Geometry:
     """`model`: one group. `halves`: two groups, the first and the second half of the layers."""
     heads = tuple(range(num_kv_heads))
     layers = tuple(range(num_layers))

@@ -1,12 +1,11 @@
 """Maps each request to its blocks; `free(request)` is the only way out.
 
-    block table of a request, one row a group:      [ b0 | b1 | b2 | b3 |  ... max_pages ]
-    slots stored in them (stored_len):               16   16   16    5
-    position of each page's first token (page_pos):   0   16   64   80      (pages 32, 48 evicted)
+block table of a request, one row a group:      [ b0 | b1 | b2 | b3 |  ... max_pages ]
+slots stored in them (stored_len):               16   16   16    5
+position of each page's first token (page_pos):   0   16   64   80      (pages 32, 48 evicted)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from kvkernels.layout import PageSpec
@@ -15,38 +14,8 @@ from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import Geometry
 from workbench.cache.keys import PrefixKey, next_key, tagged_key
 from workbench.cache.prefix_index import Row
+from workbench.cache.request_blocks import PrefixHit, RequestBlocks
 from workbench.request import Request
-
-
-class RequestBlocks:
-    """Tables of one request: all groups in one int32 array, allocated in one call."""
-
-    __slots__ = (
-        "table", "num_pages", "stored_len", "page_pos", "lineage", "num_hashed", "hashing"
-    )
-
-    def __init__(self, num_groups: int, max_pages: int, lineage: str) -> None:
-        both = np.zeros((2, num_groups, max_pages), np.int32)
-        self.table = both[0]  # [num_groups, max_pages] block ids
-        self.page_pos = both[1]  # [num_groups, max_pages] position of each page's first token
-        self.num_pages = np.zeros(num_groups, np.int32)
-        self.stored_len = np.zeros(num_groups, np.int32)
-        self.lineage = lineage
-        self.num_hashed = 0  # leading blocks that were offered to the index
-        self.hashing = True  # False once anything was evicted (decision 5)
-
-    def blocks(self, group: int) -> np.ndarray:
-        """Block ids of a group, in logical order."""
-        return self.table[group, : self.num_pages[group]]
-
-
-@dataclass(frozen=True)
-class PrefixHit:
-    """Leading rows found in HBM, all of one lineage."""
-
-    rows: tuple[Row, ...]
-    lineage: str
-    num_tokens: int
 
 
 class KVCacheManager:

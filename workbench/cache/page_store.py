@@ -90,9 +90,16 @@ class PageStore:
         """Re-encode gathered pages into new places in the arena; `num_slots`: written slots."""
         starts = np.arange(len(dst_offsets), dtype=np.int64) * src.page_bytes
         self.kernels.recode_pages(
-            self.arena, src, self._index(starts), self.state(group, src),
-            dst, self._index(dst_offsets), self.state(group, dst), self.scratch,
-            source=pages.reshape(-1), num_slots=self._index(num_slots),
+            self.arena,
+            src,
+            self._index(starts),
+            self.state(group, src),
+            dst,
+            self._index(dst_offsets),
+            self.state(group, dst),
+            self.scratch,
+            source=pages.reshape(-1),
+            num_slots=self._index(num_slots),
         )
 
     def _index(self, values: np.ndarray) -> Tensor:

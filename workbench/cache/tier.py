@@ -62,7 +62,7 @@ class KVHierarchy(Protocol):
         """Forget a job; its pins are released when its I/O has ended."""
 
     def store(self, key: TierKey, page: np.ndarray, num_slices: int) -> bool:
-        """Copy a page down; False if no tier took it. `page`: uint8 [page_bytes], read before return."""
+        """Copy a page (uint8 [page_bytes], read before return) down; False if no tier took it."""
 
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""

@@ -38,9 +38,15 @@ def preview(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
         report["num_preempted_requests"] = _num_too_many(engine, after)
         report["milliseconds"] = kept * engine.recode_ms_per_block
     return ApplyReport(
-        version=engine.config_version, changes=difference(config, engine.config),
-        previous=difference(engine.config, config), kinds=kinds, blocks_before=before,
-        blocks_after=after, preview=True, notes=_notes(engine, config, kinds), **report,
+        version=engine.config_version,
+        changes=difference(config, engine.config),
+        previous=difference(engine.config, config),
+        kinds=kinds,
+        blocks_before=before,
+        blocks_after=after,
+        preview=True,
+        notes=_notes(engine, config, kinds),
+        **report,
     )
 
 
@@ -79,17 +85,27 @@ def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
         engine.recode_ms_per_block = milliseconds / numbers["num_recoded_blocks"]
     _, after = _blocks(engine, config, {})
     report = ApplyReport(
-        version=engine.config_version, changes=applied, previous=previous, kinds=kinds,
-        blocks_before=before, blocks_after=after, milliseconds=milliseconds,
-        notes=_notes(engine, config, kinds), **numbers,
+        version=engine.config_version,
+        changes=applied,
+        previous=previous,
+        kinds=kinds,
+        blocks_before=before,
+        blocks_after=after,
+        milliseconds=milliseconds,
+        notes=_notes(engine, config, kinds),
+        **numbers,
     )
     engine.last_apply = report
     if engine.byte_guard is not None:
         engine.byte_guard.record(engine.stack)
     if applied:
         engine.log.tell(
-            "apply", changes=applied, milliseconds=milliseconds, blocks_before=before,
-            blocks_after=after, **numbers,
+            "apply",
+            changes=applied,
+            milliseconds=milliseconds,
+            blocks_before=before,
+            blocks_after=after,
+            **numbers,
         )
     return report
 
@@ -98,9 +114,7 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
     """The new config and the kind of each change; raises if it cannot be."""
     config = replace_settings(engine.config, changes)
     settings = all_settings()
-    kinds = {
-        path: settings[path].metadata["change"] for path in difference(config, engine.config)
-    }
+    kinds = {path: settings[path].metadata["change"] for path in difference(config, engine.config)}
     restarts = [path for path, kind in kinds.items() if kind == "restart"]
     if restarts:
         raise SettingError(f"{restarts[0]} needs the weights loaded again: build a new engine")
@@ -144,7 +158,9 @@ def _check_recode(engine: "Engine", config: EngineConfig) -> None:
         )
     limit = pages_that_fit(specs, pool)
     for request in engine.requests.values():
-        pages = engine.stack.manager.num_pages_for(engine.retainer.max_slots(request.num_tokens + 1))
+        pages = engine.stack.manager.num_pages_for(
+            engine.retainer.max_slots(request.num_tokens + 1)
+        )
         if pages > limit:
             raise CapacityError(
                 f"request {request.request_id} needs {pages} blocks and {limit} fit in "
@@ -195,8 +211,10 @@ def _notes(engine: "Engine", config: EngineConfig, kinds: dict[str, str]) -> lis
         notes.append("disk_smaller_than_dram")
     if tiers.dram_mib and tiers.dram_mib < config.cache.hbm_budget_mib:
         notes.append("dram_smaller_than_hbm")
-    if kinds.get("scheduling.preemption") and config.scheduling.preemption == "swap" and not (
-        tiers.dram_mib or tiers.disk_mib
+    if (
+        kinds.get("scheduling.preemption")
+        and config.scheduling.preemption == "swap"
+        and not (tiers.dram_mib or tiers.disk_mib)
     ):
         notes.append("swap_without_tier")
     if engine.config.cache.mode != config.cache.mode and config.cache.mode == "off":

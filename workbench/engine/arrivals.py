@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from workbench.engine.protocol import Arrival, Workload
+from workbench.engine.protocol import Arrival, StartWorkload, Workload
 from workbench.errors import RequestError
 from workbench.request import RequestSpec
 
@@ -18,7 +18,7 @@ class _Running:
     started_s: float
     next_index: int
     in_flight: dict[str, int] = field(default_factory=dict)  # request id -> index
-    answers: dict[int, RequestSpec] = field(default_factory=dict)  # index -> next turn's history
+    conversations: dict[int, list[dict[str, str]]] = field(default_factory=dict)  # by index
     followed: frozenset[int] = frozenset()  # arrivals that a later turn waits for
 
     @property
@@ -50,14 +50,17 @@ class ArrivalPlanner:
         """Workloads that still have requests to come."""
         return list(self._running)
 
-    def start(self, workload: Workload, first_index: int, known: dict[str, int]) -> list[str]:
-        """Begin a workload; `known` maps unfinished request ids of it to their index.
+    def start(self, command: StartWorkload) -> list[str]:
+        """Begin a workload, or go on with one after a restart.
 
         Returns the ids submitted at once; raises RequestError when the first one is refused.
         """
+        workload, first_index = command.workload, command.first_index
         if not workload.arrivals:
             raise RequestError(f"workload {workload.name!r} has no requests: give at least one")
-        running = _Running(workload, self._now_s(), first_index, dict(known))
+        running = _Running(workload, self._now_s(), first_index)
+        running.in_flight.update(command.in_flight)
+        running.conversations.update(command.conversations)
         running.started_s -= self._offset_s(running, first_index)
         running.followed = frozenset(a.follows for a in workload.arrivals if a.follows >= 0)
         self._running[workload.name] = running
@@ -96,8 +99,7 @@ class ArrivalPlanner:
             if index is None:
                 continue
             if index % running.num_arrivals in running.followed and spec.messages is not None:
-                history = [*spec.messages, {"role": "assistant", "content": answer or "..."}]
-                running.answers[index] = msgspec.structs.replace(spec, messages=history)
+                running.conversations[index] = with_answer(spec.messages, answer)
 
     def _has_room(self, running: _Running) -> bool:
         limit = running.workload.max_in_flight
@@ -138,12 +140,17 @@ class ArrivalPlanner:
         arrival = running.arrival(index)
         spec = arrival.spec
         if arrival.follows >= 0:
-            earlier = running.answers.pop(self._followed_index(running), None)
-            if earlier is not None and spec.messages is not None:
-                history = [*(earlier.messages or []), *spec.messages]
-                spec = msgspec.structs.replace(spec, messages=history)
+            earlier = running.conversations.pop(self._followed_index(running), [])
+            if spec.messages is not None:
+                spec = msgspec.structs.replace(spec, messages=[*earlier, *spec.messages])
         cycle = index // running.num_arrivals
         if cycle:
             sampling = msgspec.structs.replace(spec.sampling, seed=spec.sampling.seed + cycle)
             spec = msgspec.structs.replace(spec, sampling=sampling)
         return spec
+
+
+def with_answer(messages: list[dict[str, str]], answer: str) -> list[dict[str, str]]:
+    """A conversation with what the model said last."""
+    # A template may refuse an empty message.
+    return [*messages, {"role": "assistant", "content": answer or "..."}]

@@ -46,7 +46,9 @@ def make_geometry(config: EngineConfig, model: LoadedModel) -> Geometry:
     """Groups of the model's layers and heads."""
     arch = model.arch
     return build_geometry(
-        config.cache.grouping, num_layers=arch.num_layers, num_kv_heads=arch.num_kv_heads,
+        config.cache.grouping,
+        num_layers=arch.num_layers,
+        num_kv_heads=arch.num_kv_heads,
         head_dim=arch.head_dim,
     )
 
@@ -109,13 +111,20 @@ def build_stack(
     specs = group_specs(geometry, config)
     index = PrefixIndex(log.on_stored, log.on_removed)
     pool = BlockPool(
-        num_slabs=num_slabs, slab_bytes=slab_bytes, index=index, before_evict=before_evict,
+        num_slabs=num_slabs,
+        slab_bytes=slab_bytes,
+        index=index,
+        before_evict=before_evict,
         smallest_page_bytes=smallest_page_bytes(geometry, config),
     )
     manager = KVCacheManager(
-        pool=pool, geometry=geometry, classes=[pool.class_of(spec) for spec in specs],
-        block_size=config.cache.block_size, max_model_len=config.model.max_model_len,
-        format_label=format_label(config), root_key=make_root_key(config, model),
+        pool=pool,
+        geometry=geometry,
+        classes=[pool.class_of(spec) for spec in specs],
+        block_size=config.cache.block_size,
+        max_model_len=config.model.max_model_len,
+        format_label=format_label(config),
+        root_key=make_root_key(config, model),
         contiguous=config.cache.allocation == "contiguous",
     )
     store = PageStore(num_slabs * slab_bytes, device)

@@ -88,7 +88,10 @@ class TierCells:
         self._last_used = np.zeros(0)
 
     def update(
-        self, version: int, rows: list[tuple[TierKey, int, bool, int]], num_cells: int,
+        self,
+        version: int,
+        rows: list[tuple[TierKey, int, bool, int]],
+        num_cells: int,
         owners: dict[TierKey, int],
     ) -> tuple[int, Planes]:
         """(number of cells, planes); `rows` as `Hierarchy.entries` gives them."""

@@ -36,7 +36,6 @@ from workbench.temporal.scheduling.fetcher import FetchCounters, Fetcher
 from workbench.temporal.scheduling.scheduler import Scheduler, SchedulerOutput
 
 
-
 class Engine:
     """A paged engine over one model. One thread uses it; nothing is shared between engines.
 
@@ -75,12 +74,13 @@ class Engine:
         self.fetch_counters = FetchCounters()
         self._outbox: list[RequestOutput] = []
         self.intake = Intake(self)
-        self.retainer = Retainer(
-            self, self.registry.create("retention", config.retention.policy)
-        )
+        self.retainer = Retainer(self, self.registry.create("retention", config.retention.policy))
         self.scheduler = Scheduler(
-            config.scheduling, order=self.registry.create("order", config.scheduling.order),
-            clock=self.clock, tell=self.log.tell, max_slots=self.retainer.max_slots,
+            config.scheduling,
+            order=self.registry.create("order", config.scheduling.order),
+            clock=self.clock,
+            tell=self.log.tell,
+            max_slots=self.retainer.max_slots,
         )
         self.scheduler.on_admit = self._on_admit
         self.stack: CacheStack = self._build_stack(config)
@@ -91,7 +91,11 @@ class Engine:
 
     def _build_stack(self, config: EngineConfig) -> CacheStack:
         return build_stack(
-            config, self.model, device=self.device, clock=self.clock, log=self.log,
+            config,
+            self.model,
+            device=self.device,
+            clock=self.clock,
+            log=self.log,
             before_evict=self.before_evict,
         )
 
@@ -108,8 +112,12 @@ class Engine:
         """Connect scheduler and fetcher to the current stack."""
         stack = self.stack
         self.fetcher = Fetcher(
-            stack.manager, stack.store, self.hierarchy, self.metrics.recompute_s,
-            on_load=self._on_load, counters=self.fetch_counters,
+            stack.manager,
+            stack.store,
+            self.hierarchy,
+            self.metrics.recompute_s,
+            on_load=self._on_load,
+            counters=self.fetch_counters,
         )
         self.scheduler.bind(stack.manager, self.fetcher)
         stack.pool.step = self.num_steps
@@ -160,7 +168,9 @@ class Engine:
         self.recorder.scheduled()
         if out.scheduled:
             batch = make_batch(list(out.scheduled.values()))
-            logits, mass = self.stack.runner.run(batch, mass=self.retainer.wants_mass(self.num_steps))
+            logits, mass = self.stack.runner.run(
+                batch, mass=self.retainer.wants_mass(self.num_steps)
+            )
             self.recorder.ran(self.stack.runner.timing)
             self._update(batch, logits, mass)
             self._measure(batch)
@@ -190,9 +200,7 @@ class Engine:
                 "thrash", num_preemptions=recent, seconds=self.metrics.preemptions.window_s
             )
 
-    def _update(
-        self, batch: ForwardBatch, logits: torch.Tensor, mass: torch.Tensor | None
-    ) -> None:
+    def _update(self, batch: ForwardBatch, logits: torch.Tensor, mass: torch.Tensor | None) -> None:
         manager = self.stack.manager
         if mass is not None:
             self.retainer.observe(batch, mass.numpy())
@@ -250,7 +258,10 @@ class Engine:
     # ---- ends
 
     def _finish(
-        self, request: Request, status: RequestStatus, tokens: list[int] | None = None,
+        self,
+        request: Request,
+        status: RequestStatus,
+        tokens: list[int] | None = None,
         text: str = "",
     ) -> None:
         self.misses.remember(request)
@@ -259,7 +270,9 @@ class Engine:
         self._close(request, tokens or [], text)
         if status is not RequestStatus.FINISHED_ABORTED:
             self.log.tell(
-                "finish", request.request_id, num_output=request.num_output_tokens,
+                "finish",
+                request.request_id,
+                num_output=request.num_output_tokens,
                 status=status.value,
             )
 
@@ -278,8 +291,11 @@ class Engine:
     def _emit(self, request: Request, tokens: list[int], text: str) -> None:
         self._outbox.append(
             RequestOutput(
-                request_id=request.request_id, new_token_ids=tokens, new_text=text,
-                status=request.status.value, num_output_tokens=request.num_output_tokens,
+                request_id=request.request_id,
+                new_token_ids=tokens,
+                new_text=text,
+                status=request.status.value,
+                num_output_tokens=request.num_output_tokens,
                 error=request.error,
             )
         )
@@ -294,19 +310,28 @@ class Engine:
         before = self.fetcher.counters.num_demoted_pages
         self.fetcher.demote(row)
         self.metrics.evictions.add(1)
-        tier = "" if self.fetcher.counters.num_demoted_pages == before else (
-            "G2" if self.config.tiers.dram_mib > 0 else "G3"
+        tier = (
+            ""
+            if self.fetcher.counters.num_demoted_pages == before
+            else ("G2" if self.config.tiers.dram_mib > 0 else "G3")
         )
         self.log.tell(
-            "evict", num_blocks=len(row.blocks), from_tier="G1", to_tier=tier,
+            "evict",
+            num_blocks=len(row.blocks),
+            from_tier="G1",
+            to_tier=tier,
             for_request_id=self.scheduler.serving,
         )
 
     def _on_load(self, request: Request, tiers: dict[str, int], seconds: float) -> None:
         for tier, pages in tiers.items():
             self.log.tell(
-                "load", request.request_id, num_blocks=pages, tier=tier,
-                num_tokens=pages * self.config.cache.block_size, milliseconds=seconds * 1e3,
+                "load",
+                request.request_id,
+                num_blocks=pages,
+                tier=tier,
+                num_tokens=pages * self.config.cache.block_size,
+                milliseconds=seconds * 1e3,
             )
 
     def _on_tier_event(self, kind: str, data: dict[str, Any]) -> None:
@@ -316,8 +341,9 @@ class Engine:
             self.log.tell(kind, tier=data["tier"], num_blocks=1, num_bytes=data["num_bytes"])
         elif kind == "evict":
             to_tier = "G3" if data["demoted"] else ""
-            self.log.tell(kind, num_blocks=1, from_tier=data["tier"], to_tier=to_tier,
-                          for_request_id="")
+            self.log.tell(
+                kind, num_blocks=1, from_tier=data["tier"], to_tier=to_tier, for_request_id=""
+            )
 
     # ---- settings
 

@@ -18,7 +18,15 @@ from workbench.events import (
 RING = 10_000
 # events worth the one plain sentence on the page; the others stay in the list
 SENTENCE_KINDS = (
-    "share", "evict", "load", "preempt", "fail", "apply", "retain", "tier_fault", "refuse",
+    "share",
+    "evict",
+    "load",
+    "preempt",
+    "fail",
+    "apply",
+    "retain",
+    "tier_fault",
+    "refuse",
     "thrash",
 )
 # blocks move one by one; within a step their events become one, with sums
@@ -51,15 +59,19 @@ class EventLog:
         data = self._merged(kind, request_id, data)
         self._seq += 1
         event = Event(
-            seq=self._seq, step=self.step, time_s=self._clock.now_s(), kind=kind,
-            request_id=request_id, data=data,
+            seq=self._seq,
+            step=self.step,
+            time_s=self._clock.now_s(),
+            kind=kind,
+            request_id=request_id,
+            data=data,
         )
         self._ring.append(event)
         if kind in SENTENCE_KINDS:
             self.sentence = event
 
     def _merged(self, kind: str, request_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        """Add to an event of the same step that tells the same, so that one sentence has the sum."""
+        """Add to an event of this step that tells the same, so that one sentence has the sum."""
         if kind not in MERGED_KINDS or not self._ring:
             return data
         last = self._ring[-1]
@@ -84,8 +96,11 @@ class EventLog:
         """A row became visible in HBM."""
         self._kv.append(
             BlockStored(
-                block_hashes=[row.key], parent_block_hash=row.parent_key,
-                token_ids=list(row.token_ids), block_size=self.block_size, medium="GPU",
+                block_hashes=[row.key],
+                parent_block_hash=row.parent_key,
+                token_ids=list(row.token_ids),
+                block_size=self.block_size,
+                medium="GPU",
             )
         )
 

@@ -65,7 +65,9 @@ class FrameBuilder:
         self._num_built += 1
         grids = [
             TierGrid(
-                name="G1", num_cells=len(hbm.ids), slab_bytes=engine.stack.pool.slab_bytes,
+                name="G1",
+                num_cells=len(hbm.ids),
+                slab_bytes=engine.stack.pool.slab_bytes,
                 slabs=hbm.slabs,
             )
         ]
@@ -78,24 +80,39 @@ class FrameBuilder:
             tiers.append(self._tier_view(stats))
         views = request_views.views(engine)
         snapshot = Snapshot(
-            seq=seq, step=engine.num_steps, time_s=engine.clock.now_s(), state=state,
-            state_detail=detail, speed=speed, config_version=engine.config_version,
+            seq=seq,
+            step=engine.num_steps,
+            time_s=engine.clock.now_s(),
+            state=state,
+            state_detail=detail,
+            speed=speed,
+            config_version=engine.config_version,
             settings={path: get_setting(engine.config, path) for path in all_settings()},
-            device=engine.device, stands_in=engine.device == "cpu",
+            device=engine.device,
+            stands_in=engine.device == "cpu",
             backend="triton" if engine.device == "cuda" else "torch",
-            model_name=engine.model.name, weight_format=engine.model.decoder.weight_format,
+            model_name=engine.model.name,
+            weight_format=engine.model.decoder.weight_format,
             weight_bytes=engine.model.decoder.weight_bytes,
             block_size=engine.config.cache.block_size,
             owner_labels={
                 str(request.owner): request.request_id for request in engine.requests.values()
             },
-            classes=_classes(engine), grid=grids, tiers=tiers, requests=views,
-            num_waiting=len(engine.scheduler.waiting), num_running=len(engine.scheduler.running),
-            numbers=self._numbers(engine.metrics), last_step=engine.recorder.last,
-            ledger=self._ledger[0], rss_bytes=self._ledger[1],
+            classes=_classes(engine),
+            grid=grids,
+            tiers=tiers,
+            requests=views,
+            num_waiting=len(engine.scheduler.waiting),
+            num_running=len(engine.scheduler.running),
+            numbers=self._numbers(engine.metrics),
+            last_step=engine.recorder.last,
+            ledger=self._ledger[0],
+            rss_bytes=self._ledger[1],
             shadow=engine.shadow.view() if engine.shadow else None,
-            integrity=engine.last_integrity, hardware=self._hardware.numbers(),
-            events=engine.log.since(0, NUM_EVENTS), sentence=engine.log.sentence,
+            integrity=engine.last_integrity,
+            hardware=self._hardware.numbers(),
+            events=engine.log.since(0, NUM_EVENTS),
+            sentence=engine.log.sentence,
             last_apply=engine.last_apply,
         )
         return snapshot, cells
@@ -103,16 +120,21 @@ class FrameBuilder:
     def _tier_grid(self, stats: TierStats) -> tuple[TierGrid, Planes]:
         engine = self._engine
         if not stats.on:
-            empty = {name: np.zeros(0, np.uint8) for name in ("state", "owner", "refs", "mass",
-                                                              "age")}
+            empty = {
+                name: np.zeros(0, np.uint8) for name in ("state", "owner", "refs", "mass", "age")
+            }
             return TierGrid(name=stats.name, num_cells=0, slab_bytes=0, slabs=[]), empty
         row_bytes = sum(spec.page_bytes for spec in engine.stack.specs)
         count, planes = self.tier_cells[stats.name].update(
-            engine.hierarchy.version(stats.name), engine.hierarchy.entries(stats.name),
-            stats.capacity_bytes // row_bytes, self.tier_owners,
+            engine.hierarchy.version(stats.name),
+            engine.hierarchy.entries(stats.name),
+            stats.capacity_bytes // row_bytes,
+            self.tier_owners,
         )
         grid = TierGrid(
-            name=stats.name, num_cells=count, slab_bytes=stats.capacity_bytes,
+            name=stats.name,
+            num_cells=count,
+            slab_bytes=stats.capacity_bytes,
             slabs=[[self._shown_class(), count]],
         )
         return grid, planes
@@ -143,30 +165,45 @@ class FrameBuilder:
         )
         capacity = pool.num_slabs * pool.slab_bytes
         return TierView(
-            name="G1", medium="HBM" if engine.device == "cuda" else "HBM (CPU memory stands in)",
-            enabled=True, capacity_bytes=capacity, used_bytes=used, cached_bytes=cached,
+            name="G1",
+            medium="HBM" if engine.device == "cuda" else "HBM (CPU memory stands in)",
+            enabled=True,
+            capacity_bytes=capacity,
+            used_bytes=used,
+            cached_bytes=cached,
             free_bytes=capacity - used - cached,
             pinned_bytes=int(sizes[pool.pins[hbm.ids] > 0].sum()),
             in_bytes_per_s=self._rate("G1.in", loaded),
             out_bytes_per_s=self._rate("G1.out", stored),
-            in_bytes_total=loaded, out_bytes_total=stored,
-            num_entries=int((state > 0).sum()), hits=engine.metrics.hit_tokens,
-            misses=engine.metrics.prompt_tokens - engine.metrics.hit_tokens, faults=0,
+            in_bytes_total=loaded,
+            out_bytes_total=stored,
+            num_entries=int((state > 0).sum()),
+            hits=engine.metrics.hit_tokens,
+            misses=engine.metrics.prompt_tokens - engine.metrics.hit_tokens,
+            faults=0,
             provenance="measured",
         )
 
     def _tier_view(self, stats: TierStats) -> TierView:
         private = stats.pinned_bytes
         return TierView(
-            name=stats.name, medium="DRAM" if stats.name == "G2" else "disk", enabled=stats.on,
-            capacity_bytes=stats.capacity_bytes, used_bytes=stats.used_bytes,
-            cached_bytes=0, free_bytes=max(0, stats.capacity_bytes - stats.used_bytes),
+            name=stats.name,
+            medium="DRAM" if stats.name == "G2" else "disk",
+            enabled=stats.on,
+            capacity_bytes=stats.capacity_bytes,
+            used_bytes=stats.used_bytes,
+            cached_bytes=0,
+            free_bytes=max(0, stats.capacity_bytes - stats.used_bytes),
             pinned_bytes=private,
             in_bytes_per_s=self._rate(stats.name + ".in", stats.stored_bytes),
             out_bytes_per_s=self._rate(stats.name + ".out", stats.loaded_bytes),
-            in_bytes_total=stats.stored_bytes, out_bytes_total=stats.loaded_bytes,
-            num_entries=stats.num_entries, hits=stats.num_hits, misses=stats.num_misses,
-            faults=sum(stats.faults.values()), provenance=stats.provenance,
+            in_bytes_total=stats.stored_bytes,
+            out_bytes_total=stats.loaded_bytes,
+            num_entries=stats.num_entries,
+            hits=stats.num_hits,
+            misses=stats.num_misses,
+            faults=sum(stats.faults.values()),
+            provenance=stats.provenance,
             note=f"{stats.throttle_mb_s:g} MB/s" if stats.throttle_mb_s else "",
         )
 
@@ -211,7 +248,9 @@ def _classes(engine: "Engine") -> list[PageClassView]:
     """Page classes in the order of the slabs' class index."""
     return [
         PageClassView(
-            label=spec.label, k_format=spec.k_format, v_format=spec.v_format,
+            label=spec.label,
+            k_format=spec.k_format,
+            v_format=spec.v_format,
             page_bytes=spec.page_bytes,
             group=f"{spec.num_layers} layers x {spec.num_kv_heads} heads",
             bits_per_element=spec.bits_per_element,

@@ -6,8 +6,13 @@ from workbench.clock import Clock
 from workbench.snapshot import Number
 
 NAMES = {
-    "gpu_memory": "MiB", "gpu_utilization": "%", "gpu_power": "W", "pcie_rx": "MB/s",
-    "pcie_tx": "MB/s", "nvlink_rx": "MB/s", "nvlink_tx": "MB/s",
+    "gpu_memory": "MiB",
+    "gpu_utilization": "%",
+    "gpu_power": "W",
+    "pcie_rx": "MB/s",
+    "pcie_tx": "MB/s",
+    "nvlink_rx": "MB/s",
+    "nvlink_tx": "MB/s",
 }
 INTERVAL_S = 1.0
 
@@ -54,7 +59,8 @@ class Hardware:
             return float(pynvml.nvmlDeviceGetPowerUsage(handle)) / 1e3
         if name.startswith("pcie"):
             counter = (
-                pynvml.NVML_PCIE_UTIL_RX_BYTES if name == "pcie_rx"
+                pynvml.NVML_PCIE_UTIL_RX_BYTES
+                if name == "pcie_rx"
                 else pynvml.NVML_PCIE_UTIL_TX_BYTES
             )
             return float(pynvml.nvmlDeviceGetPcieThroughput(handle, counter)) / 1e3
@@ -63,7 +69,8 @@ class Hardware:
     def _nvlink_rate(self, name: str) -> float:
         """MB/s since the last reading, from NVML's KiB counter of all links."""
         field = (
-            pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX if name == "nvlink_rx"
+            pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+            if name == "nvlink_rx"
             else pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
         )
         value = pynvml.nvmlDeviceGetFieldValues(self._handle, [field])[0]

@@ -111,7 +111,7 @@ class EngineHost:
         """Begin a workload; returns the ids of the requests submitted at once."""
         self._tell(WorkloadStarted(command.workload, command.first_index))
         try:
-            return self.planner.start(command.workload, command.first_index, command.in_flight)
+            return self.planner.start(command)
         except RequestError:
             self._tell(WorkloadEnded(command.workload.name))
             raise

@@ -22,28 +22,49 @@ def inspect(engine: "Engine", tier: str, cell: int) -> BlockView:
     key = cells.keys[cell] if 0 <= cell < len(cells.keys) else None
     if key is None:
         return BlockView(
-            tier=tier, cell=cell, state="free", owners=[], page_index=-1, first_token=-1,
-            last_token=-1, ref_cnt=0, key="", parent_key="", label="", num_bytes=0,
-            last_used_step=0, mass=None, evict_rank=0, num_evictable=0, why="free",
+            tier=tier,
+            cell=cell,
+            state="free",
+            owners=[],
+            page_index=-1,
+            first_token=-1,
+            last_token=-1,
+            ref_cnt=0,
+            key="",
+            parent_key="",
+            label="",
+            num_bytes=0,
+            last_used_step=0,
+            mass=None,
+            evict_rank=0,
+            num_evictable=0,
+            why="free",
         )
     return _inspect_entry(engine, tier, cell, key)
 
 
-def _inspect_entry(
-    engine: "Engine", tier: str, cell: int, key: "bytes | PrivateKey"
-) -> BlockView:
+def _inspect_entry(engine: "Engine", tier: str, cell: int, key: "bytes | PrivateKey") -> BlockView:
     rows = engine.hierarchy.entries(tier)
     rank = next((at for at, row in enumerate(rows) if row[0] == key), None)
     private = isinstance(key, PrivateKey)
     return BlockView(
-        tier=tier, cell=cell, state="owned" if private else "cached",
+        tier=tier,
+        cell=cell,
+        state="owned" if private else "cached",
         owners=[key.request_id] if isinstance(key, PrivateKey) else [],
-        page_index=key.index if isinstance(key, PrivateKey) else -1, first_token=-1,
-        last_token=-1, ref_cnt=0, key="" if isinstance(key, PrivateKey) else key.hex(),
-        parent_key="", label=engine.stack.manager.format_label,
+        page_index=key.index if isinstance(key, PrivateKey) else -1,
+        first_token=-1,
+        last_token=-1,
+        ref_cnt=0,
+        key="" if isinstance(key, PrivateKey) else key.hex(),
+        parent_key="",
+        label=engine.stack.manager.format_label,
         num_bytes=rows[rank][1] if rank is not None else 0,
-        last_used_step=0, mass=None, evict_rank=0 if rank is None else rank + 1,
-        num_evictable=len(rows), why="private" if private else "stored",
+        last_used_step=0,
+        mass=None,
+        evict_rank=0 if rank is None else rank + 1,
+        num_evictable=len(rows),
+        why="private" if private else "stored",
     )
 
 
@@ -77,12 +98,22 @@ def _inspect_hbm(engine: "Engine", cell: int) -> BlockView:
         why = "cached" if row is not None else "free"
     spec = pool.classes[max(cls, 0)]
     return BlockView(
-        tier="G1", cell=cell, state="owned" if refs else why,
+        tier="G1",
+        cell=cell,
+        state="owned" if refs else why,
         owners=list(dict.fromkeys(request.request_id for request, _, _ in holders)),
-        page_index=page_index, first_token=first, last_token=last, ref_cnt=refs,
-        key=row.key.hex() if row else "", parent_key=(row.parent_key or b"").hex() if row else "",
-        label=row.lineage if row else spec.label, num_bytes=spec.page_bytes,
+        page_index=page_index,
+        first_token=first,
+        last_token=last,
+        ref_cnt=refs,
+        key=row.key.hex() if row else "",
+        parent_key=(row.parent_key or b"").hex() if row else "",
+        label=row.lineage if row else spec.label,
+        num_bytes=spec.page_bytes,
         last_used_step=int(pool.last_used[block]),
-        mass=float(pool.mass[block]) * size if refs else None, evict_rank=rank,
-        num_evictable=len(order), why=why, text=text,
+        mass=float(pool.mass[block]) * size if refs else None,
+        evict_rank=rank,
+        num_evictable=len(order),
+        why=why,
+        text=text,
     )

@@ -103,8 +103,12 @@ class Intake:
             engine.metrics.prompt_tokens += request.num_tokens
             engine.metrics.hit_tokens += known
             request.miss = engine.misses.explain(
-                request, hit, num_loaded_pages * size, engine.stack.manager,
-                caching=engine.scheduler.prefix_caching, gated=engine.fetcher.was_gated(request),
+                request,
+                hit,
+                num_loaded_pages * size,
+                engine.stack.manager,
+                caching=engine.scheduler.prefix_caching,
+                gated=engine.fetcher.was_gated(request),
             )
             engine.log.tell(
                 "admit", request.request_id, num_tokens=request.num_tokens, num_cached=known
@@ -122,6 +126,9 @@ class Intake:
                 other = request_id
                 break
         engine.log.tell(
-            "share", request.request_id, other_request_id=other, num_blocks=len(hit.rows),
+            "share",
+            request.request_id,
+            other_request_id=other,
+            num_blocks=len(hit.rows),
             num_tokens=hit.num_tokens,
         )

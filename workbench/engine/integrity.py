@@ -48,24 +48,34 @@ def _check_partition(engine: "Engine") -> None:
         pages = pool.pages_per_slab(cls)
         ids = (slabs[:, None] * pool.stride + np.arange(pages)).ravel()
         linked = pool.linked_blocks(cls)
-        _require(len(linked) == len(set(linked)) == pool.num_linked[cls],
-                 f"I1: free list of class {spec.label} counts {pool.num_linked[cls]} blocks and "
-                 f"holds {len(set(linked))}")
+        _require(
+            len(linked) == len(set(linked)) == pool.num_linked(cls),
+            f"I1: free list of class {spec.label} counts {pool.num_linked(cls)} blocks and "
+            f"holds {len(set(linked))}",
+        )
         owned = {int(block) for block in ids if pool.ref_cnt[block] > 0}
-        _require(owned.isdisjoint(linked) and owned | set(linked) == {int(b) for b in ids},
-                 f"I1: blocks of class {spec.label} are not free, cached or owned exactly once")
+        _require(
+            owned.isdisjoint(linked) and owned | set(linked) == {int(b) for b in ids},
+            f"I1: blocks of class {spec.label} are not free, cached or owned exactly once",
+        )
         used = (pool.ref_cnt[ids] > 0) | pool.cached[ids]
         live = (pool.ref_cnt[ids] > 0).reshape(len(slabs), pages).sum(1)
-        _require(bool((pool._slab_used[slabs] == used.reshape(len(slabs), pages).sum(1)).all())
-                 and bool((pool._slab_live[slabs] == live).all()),
-                 f"I1: a slab of class {spec.label} miscounts its pages")
-        _require(bool((pool._slab_used[slabs] > 0).all()),
-                 f"I1: an empty slab of class {spec.label} was not given back")
+        _require(
+            bool((pool._slab_used[slabs] == used.reshape(len(slabs), pages).sum(1)).all())
+            and bool((pool._slab_live[slabs] == live).all()),
+            f"I1: a slab of class {spec.label} miscounts its pages",
+        )
+        _require(
+            bool((pool._slab_used[slabs] > 0).all()),
+            f"I1: an empty slab of class {spec.label} was not given back",
+        )
         assigned += len(slabs)
     unassigned = sorted(pool._unassigned)
-    _require(assigned + len(unassigned) == pool.num_slabs
-             and unassigned == np.flatnonzero(pool.slab_class == -1).tolist(),
-             "I1: slabs are not assigned or free exactly once")
+    _require(
+        assigned + len(unassigned) == pool.num_slabs
+        and unassigned == np.flatnonzero(pool.slab_class == -1).tolist(),
+        "I1: slabs are not assigned or free exactly once",
+    )
 
 
 def _check_references(engine: "Engine") -> None:
@@ -76,8 +86,11 @@ def _check_references(engine: "Engine") -> None:
         for group in range(len(manager.classes)):
             np.add.at(counted, blocks.blocks(group), 1)
     wrong = np.flatnonzero(counted != pool.ref_cnt)
-    _require(not len(wrong), f"I2: block {wrong[:1]} has {pool.ref_cnt[wrong[:1]]} references and "
-             f"{counted[wrong[:1]]} tables and pins hold it")
+    _require(
+        not len(wrong),
+        f"I2: block {wrong[:1]} has {pool.ref_cnt[wrong[:1]]} references and "
+        f"{counted[wrong[:1]]} tables and pins hold it",
+    )
 
 
 def _check_rows(engine: "Engine") -> None:
@@ -90,8 +103,10 @@ def _check_rows(engine: "Engine") -> None:
         for group, block in enumerate(row.blocks):
             _require(pool.row_of[block] is row, f"I3: block {block} does not know its row")
             _require(block not in seen, f"I3: block {block} is in two rows")
-            _require(pool.page_class(block) == engine.stack.manager.classes[group],
-                     f"I3: block {block} is of another class than its group")
+            _require(
+                pool.page_class(block) == engine.stack.manager.classes[group],
+                f"I3: block {block} is of another class than its group",
+            )
             seen.add(block)
         _require(len(row.token_ids) == engine.config.cache.block_size, "I3: a row is not full")
     _require(seen == marked, "I3: cached blocks and the index disagree")
@@ -136,28 +151,38 @@ def _check_requests(engine: "Engine") -> None:
     running = {request.request_id for request in engine.scheduler.running}
     _require(set(manager.requests) == running, "I7: a request that does not run holds blocks")
     for request in engine.scheduler.running:
-        _require(request.status is RequestStatus.RUNNING,
-                 f"I4: {request.request_id} is not running")
+        _require(
+            request.status is RequestStatus.RUNNING, f"I4: {request.request_id} is not running"
+        )
         blocks = manager.requests[request.request_id]
-        _require(0 <= request.num_computed_tokens <= request.num_tokens,
-                 f"I4: request {request.request_id} computed {request.num_computed_tokens} of "
-                 f"{request.num_tokens} tokens")
+        _require(
+            0 <= request.num_computed_tokens <= request.num_tokens,
+            f"I4: request {request.request_id} computed {request.num_computed_tokens} of "
+            f"{request.num_tokens} tokens",
+        )
         for group in range(len(manager.classes)):
             stored, pages = int(blocks.stored_len[group]), int(blocks.num_pages[group])
-            _require(stored <= request.num_computed_tokens and pages >= -(-stored // size),
-                     f"I4: request {request.request_id} stores {stored} slots in {pages} pages")
+            _require(
+                stored <= request.num_computed_tokens and pages >= -(-stored // size),
+                f"I4: request {request.request_id} stores {stored} slots in {pages} pages",
+            )
             first = blocks.page_pos[group, :pages]
             _require(bool((np.diff(first) >= size).all()), "I4: positions do not increase")
             last = max(0, stored - 1) // size
             end = int(first[last]) + stored - last * size if stored else 0
-            _require(end == request.num_computed_tokens,
-                     f"I4: the table of request {request.request_id} ends at token {end} of "
-                     f"{request.num_computed_tokens} computed")
+            _require(
+                end == request.num_computed_tokens,
+                f"I4: the table of request {request.request_id} ends at token {end} of "
+                f"{request.num_computed_tokens} computed",
+            )
             for block in blocks.table[group, stored // size : pages]:
-                _require(pool.ref_cnt[block] - pool.pins[block] == 1 and not pool.cached[block]
-                         and pool.owner[block] == request.owner,
-                         f"I3: request {request.request_id} would write into block {block}, which "
-                         "is not its own")
+                _require(
+                    pool.ref_cnt[block] - pool.pins[block] == 1
+                    and not pool.cached[block]
+                    and pool.owner[block] == request.owner,
+                    f"I3: request {request.request_id} would write into block {block}, which "
+                    "is not its own",
+                )
     for request in engine.scheduler.waiting:
         _require(request.num_computed_tokens == 0, f"I4: {request.request_id} waits with tokens")
 
@@ -166,13 +191,16 @@ def _check_bytes(engine: "Engine") -> None:
     """I10: bytes counted = bytes allocated; offsets of live blocks do not overlap."""
     stack = engine.stack
     pool = stack.pool
-    _require(stack.store.num_bytes == pool.num_slabs * pool.slab_bytes <= stack.budget_bytes,
-             f"I10: the arena has {stack.store.num_bytes} bytes of a budget of "
-             f"{stack.budget_bytes}")
+    _require(
+        stack.store.num_bytes == pool.num_slabs * pool.slab_bytes <= stack.budget_bytes,
+        f"I10: the arena has {stack.store.num_bytes} bytes of a budget of {stack.budget_bytes}",
+    )
     live = np.flatnonzero(pool.offset >= 0)
     order = live[np.argsort(pool.offset[live])]
     sizes = np.array([spec.page_bytes for spec in pool.classes], np.int64)
     ends = pool.offset[order] + sizes[pool.slab_class[order // pool.stride]]
-    _require(bool((ends[:-1] <= pool.offset[order][1:]).all())
-             and (not len(ends) or ends[-1] <= stack.store.num_bytes),
-             "I10: two pages overlap in the arena")
+    _require(
+        bool((ends[:-1] <= pool.offset[order][1:]).all())
+        and (not len(ends) or ends[-1] <= stack.store.num_bytes),
+        "I10: two pages overlap in the arena",
+    )

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from workbench.engine.arrivals import with_answer
 from workbench.engine.protocol import (
     Announcement,
     OutputBatch,
     Published,
+    StartWorkload,
     Workload,
     WorkloadEnded,
     WorkloadStarted,
@@ -89,9 +91,30 @@ class Journal:
         )
         self._forget_old()
 
-    def in_flight(self, workload: str) -> dict[str, int]:
-        """Unfinished requests of a workload: id to arrival."""
+    def resumed_workloads(self) -> list[StartWorkload]:
+        """What starts each running workload again, where it stood."""
+        return [
+            StartWorkload(
+                running.workload, running.next_index,
+                in_flight=self._in_flight(running.workload.name),
+                conversations=self._conversations(running.workload),
+            )
+            for running in self.workloads.values()
+        ]
+
+    def _in_flight(self, workload: str) -> dict[str, int]:
         return {e.request_id: e.workload_index for e in self.unfinished() if e.workload == workload}
+
+    def _conversations(self, workload: Workload) -> dict[int, list[dict[str, str]]]:
+        followed = {arrival.follows for arrival in workload.arrivals}
+        return {
+            entry.workload_index: with_answer(entry.spec.messages, entry.text)
+            for entry in self.entries.values()
+            if entry.workload == workload.name
+            and entry.is_finished
+            and entry.spec.messages is not None
+            and entry.workload_index % len(workload.arrivals) in followed
+        }
 
     def extend(self, output: RequestOutput) -> None:
         """New tokens of a request, or its end."""

@@ -15,7 +15,8 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
     stack, pool = engine.stack, engine.stack.pool
     lines = [
         LedgerLine(
-            name="weights", num_bytes=engine.model.decoder.weight_bytes,
+            name="weights",
+            num_bytes=engine.model.decoder.weight_bytes,
             detail=engine.model.decoder.weight_format,
         )
     ]
@@ -27,13 +28,17 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
             waste += num_slabs * pool.slab_bytes - pages * spec.page_bytes
             lines.append(
                 LedgerLine(
-                    name=f"kv:{spec.label}", num_bytes=pages * (spec.page_bytes
-                    - spec.metadata_bytes), detail=f"{pages} pages",
+                    name=f"kv:{spec.label}",
+                    num_bytes=pages * (spec.page_bytes - spec.metadata_bytes),
+                    detail=f"{pages} pages",
                 )
             )
             lines.append(
-                LedgerLine(name="metadata", num_bytes=pages * spec.metadata_bytes,
-                           detail=f"scales of {spec.label}")
+                LedgerLine(
+                    name="metadata",
+                    num_bytes=pages * spec.metadata_bytes,
+                    detail=f"scales of {spec.label}",
+                )
             )
     unassigned = pool.num_unassigned_slabs * pool.slab_bytes
     lines += [
@@ -42,7 +47,8 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
         LedgerLine(name="scratch", num_bytes=stack.store.scratch.bytes),
         LedgerLine(name="shadow", num_bytes=engine.shadow.num_bytes if engine.shadow else 0),
         LedgerLine(
-            name="dram_tier", num_bytes=engine.hierarchy.stats().host_allocated_bytes,
+            name="dram_tier",
+            num_bytes=engine.hierarchy.stats().host_allocated_bytes,
             detail="pages, staging and spare",
         ),
     ]

@@ -116,17 +116,14 @@ class EngineLink:
                 if not resubmit:
                     self.journal.give_up()
                 waiting = self.journal.unfinished()
-                workloads = list(self.journal.workloads.values())
+                workloads = self.journal.resumed_workloads()
                 self._reason, self._loading = "", True
                 self._ready.clear()
                 self._connection = self._connect()
             for entry in waiting:
                 self._send(protocol.Submit(entry.resumed_spec()))
-            for running in workloads:
-                in_flight = self.journal.in_flight(running.workload.name)
-                self._send(
-                    protocol.StartWorkload(running.workload, running.next_index, in_flight)
-                )
+            for workload in workloads:
+                self._send(workload)
         if wait:
             self.wait_ready()
         return [entry.request_id for entry in waiting]

@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.clock import Clock
 from workbench.config import EngineConfig
 from workbench.engine.protocol import LaunchOptions, detail
-from workbench.errors import WorkbenchError
+from workbench.errors import ModelError, WorkbenchError
 from workbench.model.fetch import cached_path, fetch
 
 if TYPE_CHECKING:
@@ -57,8 +58,12 @@ class Loader:
             from workbench.engine.random_launch import random_model
 
             return random_model(self._options.random_layers, self._options.random_seed)
-        start = 0.0
-        if not self.config.model.path and cached_path() is None:
+        start, path = 0.0, self.config.model.path
+        if path and not Path(path).expanduser().exists():  # known before torch is imported
+            raise ModelError(
+                f"model path {path} does not exist: give a .gguf file or a model folder"
+            )
+        if not path and cached_path() is None:
             fetch(self._fetched)
             start = self.progress
         self.progress, self.state_detail = start + _IMPORT_SHARE * (1 - start), detail("load")

@@ -42,12 +42,19 @@ class Window:
         if len(values) < need:
             why = f"{len(values)} of {need} samples" if values else "no sample in the window"
             return Number(
-                value=None, unit=unit, percentile=label, samples=len(values),
-                window_s=self.window_s, why=why,
+                value=None,
+                unit=unit,
+                percentile=label,
+                samples=len(values),
+                window_s=self.window_s,
+                why=why,
             )
         return Number(
-            value=float(np.percentile(values, share)), unit=unit, percentile=label,
-            samples=len(values), window_s=self.window_s,
+            value=float(np.percentile(values, share)),
+            unit=unit,
+            percentile=label,
+            samples=len(values),
+            window_s=self.window_s,
         )
 
     def rate(self, unit: str) -> Number:

@@ -20,14 +20,21 @@ class MissExplainer:
     def remember(self, request: Request) -> None:
         """Keep the tokens of a request for later comparison."""
         self._prompts[request.request_id] = (
-            request.spec.salt, np.array(request.token_ids, np.int64)
+            request.spec.salt,
+            np.array(request.token_ids, np.int64),
         )
         if len(self._prompts) > REMEMBERED_PROMPTS:
             self._prompts.popitem(last=False)
 
     def explain(
-        self, request: Request, hit: PrefixHit, num_loaded_tokens: int, manager: KVCacheManager,
-        *, caching: bool, gated: bool,
+        self,
+        request: Request,
+        hit: PrefixHit,
+        num_loaded_tokens: int,
+        manager: KVCacheManager,
+        *,
+        caching: bool,
+        gated: bool,
     ) -> MissReason:
         """The most specific reason that holds."""
         size = manager.block_size

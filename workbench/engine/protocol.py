@@ -130,12 +130,14 @@ class StartWorkload(msgspec.Struct, frozen=True, tag=True):
     """Start a workload; answered with the ids of the requests submitted at once.
 
     `first_index` > 0 goes on after a restart: the arrivals before it were submitted already, and
-    `in_flight` tells those unfinished (request id to arrival).
+    `in_flight` tells those unfinished (request id to arrival), `conversations` the messages and
+    the answer of those that a later turn follows.
     """
 
     workload: Workload
     first_index: int = 0
     in_flight: dict[str, int] = {}
+    conversations: dict[int, list[dict[str, str]]] = {}
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

@@ -63,9 +63,7 @@ def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
     _make_room(engine, specs, result)
     engine.scheduler.drop_fetches()  # what requests have below HBM is in the old format
     resident = _residents(engine)
-    copies = [
-        _Copies(engine, group, resident, specs[group]) for group in range(len(specs))
-    ]
+    copies = [_Copies(engine, group, resident, specs[group]) for group in range(len(specs))]
     _install(engine, config, specs, resident, copies)
     result.num_recoded_blocks = sum(len(copy.blocks) for copy in copies)
     return result
@@ -105,18 +103,16 @@ def _residents(engine: "Engine") -> _Resident:
     order: dict[int, Row] = {}
     for cls in dict.fromkeys(manager.classes):
         for block in pool.eviction_order(cls):
-            row = pool.row_of[block]
-            if row is not None and not any(pool.ref_cnt[member] for member in row.blocks):
-                order.setdefault(id(row), row)
+            found = pool.row_of[block]
+            if found is not None and not any(pool.ref_cnt[member] for member in found.blocks):
+                order.setdefault(id(found), found)
     return _Resident(live, list(order.values()))
 
 
 class _Copies:
     """The bytes of one group's blocks, taken out before the arena is laid out anew."""
 
-    def __init__(
-        self, engine: "Engine", group: int, resident: _Resident, spec: PageSpec
-    ) -> None:
+    def __init__(self, engine: "Engine", group: int, resident: _Resident, spec: PageSpec) -> None:
         stack = engine.stack
         self.old_spec = stack.specs[group]
         self.new_spec = spec
@@ -139,7 +135,10 @@ def _written_slots(engine: "Engine", group: int, blocks: list[int]) -> np.ndarra
 
 
 def _install(
-    engine: "Engine", config: EngineConfig, specs: list[PageSpec], resident: _Resident,
+    engine: "Engine",
+    config: EngineConfig,
+    specs: list[PageSpec],
+    resident: _Resident,
     copies: list[_Copies],
 ) -> None:
     """A fresh pool over the same arena; tables and rows point into it."""
@@ -149,7 +148,9 @@ def _install(
     old.index.clear()
     engine.log.on_cleared()
     pool = BlockPool(
-        num_slabs=old.num_slabs, slab_bytes=old.slab_bytes, index=old.index,
+        num_slabs=old.num_slabs,
+        slab_bytes=old.slab_bytes,
+        index=old.index,
         smallest_page_bytes=smallest_page_bytes(stack.geometry, config),
         before_evict=engine.before_evict,
     )
@@ -162,7 +163,9 @@ def _install(
             group, copy.pages, copy.old_spec, copy.new_spec, pool.offset[new], copy.num_slots
         )
         pool.last_used[new], pool.owner[new], pool.mass[new] = (
-            copy.last_used, copy.owner, copy.mass,
+            copy.last_used,
+            copy.owner,
+            copy.mass,
         )
     label = format_label(config)
     manager.forget_lineages()
@@ -178,9 +181,7 @@ def _install(
     stack.specs, manager.classes, manager.format_label = specs, classes, label
 
 
-def _allocate(
-    pool: BlockPool, classes: list[int], copies: list[_Copies]
-) -> list[dict[int, int]]:
+def _allocate(pool: BlockPool, classes: list[int], copies: list[_Copies]) -> list[dict[int, int]]:
     """New block of each old one, in each group; contiguous runs stay runs."""
     places = []
     for cls, copy in zip(classes, copies, strict=True):
@@ -201,10 +202,10 @@ def _publish(
             Row(
                 key=tagged_key(row.chain_key, lineage),
                 parent_key=tagged_key(parent.chain_key, lineage) if parent else None,
-                blocks=tuple(
-                    places[group][block] for group, block in enumerate(row.blocks)
-                ),
-                token_ids=row.token_ids, lineage=lineage, chain_key=row.chain_key,
+                blocks=tuple(places[group][block] for group, block in enumerate(row.blocks)),
+                token_ids=row.token_ids,
+                lineage=lineage,
+                chain_key=row.chain_key,
             )
         )
         engine.stack.manager.remember_lineage(lineage)

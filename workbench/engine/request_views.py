@@ -66,17 +66,28 @@ def _view(engine: "Engine", request: Request, text: TextView | None) -> RequestV
         if steps > 0:
             itl = (request.last_token_s - request.first_token_s) * 1e3 / steps
     return RequestView(
-        request_id=request.request_id, label=request.spec.label, owner=request.owner,
-        status=request.status.value, priority=request.spec.priority,
-        num_prompt_tokens=request.num_prompt_tokens, num_tokens=request.num_tokens,
+        request_id=request.request_id,
+        label=request.spec.label,
+        owner=request.owner,
+        status=request.status.value,
+        priority=request.spec.priority,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_tokens=request.num_tokens,
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=request.num_cached_tokens,
-        num_output_tokens=request.num_output_tokens, num_preemptions=request.num_preemptions,
-        num_pages=pages, num_shared_pages=shared,
+        num_output_tokens=request.num_output_tokens,
+        num_preemptions=request.num_preemptions,
+        num_pages=pages,
+        num_shared_pages=shared,
         num_evicted_tokens=observer.num_evicted if observer else 0,
         kept_mass=observer.kept_share(request.num_computed_tokens) if observer else None,
-        ttft_ms=ttft, itl_ms=itl, needs_blocks=needs, free_blocks=free, miss=request.miss,
-        error=request.error, text=text,
+        ttft_ms=ttft,
+        itl_ms=itl,
+        needs_blocks=needs,
+        free_blocks=free,
+        miss=request.miss,
+        error=request.error,
+        text=text,
     )
 
 
@@ -90,7 +101,9 @@ def text_view(engine: "Engine", request: Request, limit: int) -> TextView:
     top = float(np.partition(rates, -2)[-2]) if len(rates) > 1 else 0.0
     mass = np.minimum(255 * np.sqrt(rates / top), 255) if top > 0 else np.zeros(len(rates))
     return TextView(
-        start=start, pieces=stream.pieces[start:], mass=mass.astype(int).tolist(),
+        start=start,
+        pieces=stream.pieces[start:],
+        mass=mass.astype(int).tolist(),
         evicted=observer.evicted[start : request.num_tokens].astype(int).tolist(),
         num_prompt_tokens=request.num_prompt_tokens,
     )

@@ -83,6 +83,9 @@ class Retainer:
                 freed += manager.evict_pages(request, group, chosen)
         if dropped:
             self._engine.log.tell(
-                "retain", request.request_id, num_pages=freed, num_tokens=dropped,
+                "retain",
+                request.request_id,
+                num_pages=freed,
+                num_tokens=dropped,
                 policy=settings.policy,
             )

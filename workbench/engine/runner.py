@@ -51,8 +51,12 @@ def make_batch(scheduled: list[tuple[Request, int]]) -> ForwardBatch:
             logit_rows.append(len(token_ids) - 1)
             logit_requests.append(request)
     return ForwardBatch(
-        [request for request, _ in scheduled], q_lens, np.array(token_ids, np.int64),
-        np.concatenate(positions), np.array(logit_rows, np.int64), logit_requests,
+        [request for request, _ in scheduled],
+        q_lens,
+        np.array(token_ids, np.int64),
+        np.concatenate(positions),
+        np.array(logit_rows, np.int64),
+        logit_requests,
     )
 
 
@@ -60,7 +64,11 @@ class ModelRunner:
     """Runs batches of one cache; `mass` asks the kernels for attention mass per stored slot."""
 
     def __init__(
-        self, decoder: Decoder, geometry: Geometry, manager: KVCacheManager, store: PageStore,
+        self,
+        decoder: Decoder,
+        geometry: Geometry,
+        manager: KVCacheManager,
+        store: PageStore,
         clock: Clock,
     ) -> None:
         self.decoder = decoder
@@ -90,7 +98,12 @@ class ModelRunner:
             state = store.state(group, manager.pool.classes[manager.classes[group]])
             kernels.write_kv(store.arena, plan, local, k, v, state)
             result = kernels.attend(
-                q, store.arena, plan, local, softmax_scale=self._scale, state=state,
+                q,
+                store.arena,
+                plan,
+                local,
+                softmax_scale=self._scale,
+                state=state,
                 mass="token" if mass else None,
             )
             if mass and layer_set.index == 0:
@@ -124,7 +137,10 @@ class ModelRunner:
                 q_lens=batch.q_lens,
             )
             plans[layer_set.index] = self.store.kernels.make_plan(
-                spec, tables, self.store.device, scratch=self.store.scratch,
+                spec,
+                tables,
+                self.store.device,
+                scratch=self.store.scratch,
                 timers=self.timing.timers,
             )
         return plans

@@ -40,7 +40,9 @@ class Shadow:
         )
         arch = engine.model.arch
         geometry = build_geometry(
-            "model", num_layers=arch.num_layers, num_kv_heads=arch.num_kv_heads,
+            "model",
+            num_layers=arch.num_layers,
+            num_kv_heads=arch.num_kv_heads,
             head_dim=arch.head_dim,
         )
         name = "fp32" if engine.model.decoder.compute_dtype == torch.float32 else "bf16"
@@ -48,12 +50,20 @@ class Shadow:
         spec = geometry.groups[0].page_spec(geometry.head_dim, size, name, name)
         pages = -(-longest // size) + 1
         pool = BlockPool(
-            num_slabs=1, slab_bytes=pages * spec.page_bytes, smallest_page_bytes=spec.page_bytes,
-            index=PrefixIndex(_ignore, _ignore), before_evict=_ignore,
+            num_slabs=1,
+            slab_bytes=pages * spec.page_bytes,
+            smallest_page_bytes=spec.page_bytes,
+            index=PrefixIndex(_ignore, _ignore),
+            before_evict=_ignore,
         )
         manager = KVCacheManager(
-            pool=pool, geometry=geometry, classes=[pool.class_of(spec)], block_size=size,
-            max_model_len=longest + size, format_label=name, root_key=lambda request: b"",
+            pool=pool,
+            geometry=geometry,
+            classes=[pool.class_of(spec)],
+            block_size=size,
+            max_model_len=longest + size,
+            format_label=name,
+            root_key=lambda request: b"",
         )
         store = PageStore(pages * spec.page_bytes, engine.device)
         self._manager = manager

@@ -127,8 +127,12 @@ class Fetcher:
             keys.append(key)
             moved += 1
         self._swapped[request.request_id] = SwapRecord(
-            keys, blocks.stored_len.copy(), blocks.page_pos[:, :num_pages].copy(),
-            blocks.lineage, blocks.hashing, request.num_computed_tokens,
+            keys,
+            blocks.stored_len.copy(),
+            blocks.page_pos[:, :num_pages].copy(),
+            blocks.lineage,
+            blocks.hashing,
+            request.num_computed_tokens,
         )
         self.counters.num_swapped_pages += moved
         return moved
@@ -247,8 +251,12 @@ class Fetcher:
         """Give a swapped request its pages back; False (no room) changes nothing."""
         rows = [self._row(key) for key in record.keys]
         admitted = self.manager.restore(
-            request, rows, stored_len=record.stored_len, page_pos=record.page_pos,
-            lineage=record.lineage, hashing=record.hashing,
+            request,
+            rows,
+            stored_len=record.stored_len,
+            page_pos=record.page_pos,
+            lineage=record.lineage,
+            hashing=record.hashing,
         )
         if not admitted:
             return False

@@ -6,7 +6,6 @@ was preempted; chunked prefill, prefix hits and resumption fall out of the rule.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from workbench.clock import Clock
@@ -239,9 +238,7 @@ class Scheduler:
         pages, lineage = self.fetcher.usable_pages(request, hit)
         num_loaded = len(pages) * self.manager.block_size
         known = hit.num_tokens + num_loaded
-        count = min(
-            request.num_tokens - known, self.settings.chunk_tokens, budget.num_tokens
-        )
+        count = min(request.num_tokens - known, self.settings.chunk_tokens, budget.num_tokens)
         reserve = 0
         if self.manager.contiguous:
             longest = request.num_prompt_tokens + request.sampling.max_tokens
@@ -250,8 +247,12 @@ class Scheduler:
             reserve = self.max_slots(request.num_tokens) - known - count
         watermark = self.settings.watermark if self.running else 0.0
         admitted = self.manager.admit(
-            request, hit, num_loaded + count, reserve_tokens=max(0, reserve),
-            watermark_blocks=int(watermark * self.manager.capacity_pages), lineage=lineage,
+            request,
+            hit,
+            num_loaded + count,
+            reserve_tokens=max(0, reserve),
+            watermark_blocks=int(watermark * self.manager.capacity_pages),
+            lineage=lineage,
         )
         if not admitted:
             return None
