@@ -110,27 +110,58 @@ def snapshot_of(plan: Plan, tables: list[np.ndarray]) -> Snapshot:
     for name in ("G2", "G3")[: plan.tiers - 1]:
         grid.append(TierGrid(name=name, num_cells=96, slab_bytes=0, slabs=[]))
     return Snapshot(
-        seq=plan.tick, step=plan.tick * 3, time_s=plan.tick / 10, state=plan.state,
-        model_name="SmolLM2-135M", weight_format="bf16", weight_bytes=269_000_000,
+        seq=plan.tick,
+        step=plan.tick * 3,
+        time_s=plan.tick / 10,
+        state=plan.state,
+        model_name="SmolLM2-135M",
+        weight_format="bf16",
+        weight_bytes=269_000_000,
         classes=[
-            PageClassView(label="bf16", k_format="bf16", v_format="bf16", page_bytes=page,
-                          group="model", bits_per_element=16.0),
-            PageClassView(label="int8", k_format="int8", v_format="int8", page_bytes=194_400,
-                          group="model", bits_per_element=8.4),
+            PageClassView(
+                label="bf16",
+                k_format="bf16",
+                v_format="bf16",
+                page_bytes=page,
+                group="model",
+                bits_per_element=16.0,
+            ),
+            PageClassView(
+                label="int8",
+                k_format="int8",
+                v_format="int8",
+                page_bytes=194_400,
+                group="model",
+                bits_per_element=8.4,
+            ),
         ],
         grid=grid,
         tiers=[_tier(name, i < plan.tiers, used) for i, name in enumerate(("G1", "G2", "G3"))],
-        requests=_requests(plan, tables), num_running=len(tables), num_waiting=1 if tables else 0,
-        numbers=_numbers(plan), last_step=_step(plan), rss_bytes=812_000_000,
-        ledger=[LedgerLine(name="weights", num_bytes=269_000_000),
-                LedgerLine(name="kv:bf16", num_bytes=67_108_864)],
-        shadow=ShadowView(request_id="r1", num_scored_tokens=40, kl_mean=0.0123, kl_last=0.0101,
-                          agreement=0.975, first_differing_token=17, differing_text="lunch"),
+        requests=_requests(plan, tables),
+        num_running=len(tables),
+        num_waiting=1 if tables else 0,
+        numbers=_numbers(plan),
+        last_step=_step(plan),
+        rss_bytes=812_000_000,
+        ledger=[
+            LedgerLine(name="weights", num_bytes=269_000_000),
+            LedgerLine(name="kv:bf16", num_bytes=67_108_864),
+        ],
+        shadow=ShadowView(
+            request_id="r1",
+            num_scored_tokens=40,
+            kl_mean=0.0123,
+            kl_last=0.0101,
+            agreement=0.975,
+            first_differing_token=17,
+            differing_text="lunch",
+        ),
         integrity=IntegrityView(ok=True, step=plan.tick * 3),
         events=_events(plan) if tables else [],
         sentence=_events(plan)[-1] if tables else None,
-        last_apply=ApplyReport(version=2, changes={"cache.k_format": "int8"}, previous={},
-                               kinds={}) if plan.tick > 100 else None,
+        last_apply=ApplyReport(version=2, changes={"cache.k_format": "int8"}, previous={}, kinds={})
+        if plan.tick > 100
+        else None,
     )
 
 
@@ -149,12 +180,23 @@ def frame_of(plan: Plan) -> bytes:
 def _tier(name: str, enabled: bool, used: int) -> TierView:
     medium = {"G1": "HBM (CPU memory stands in)", "G2": "DRAM", "G3": "disk"}[name]
     return TierView(
-        name=name, medium=medium, enabled=enabled, capacity_bytes=67_108_864 if enabled else 0,
-        used_bytes=min(used, 40_000_000) if enabled else 0, cached_bytes=12_000_000 * enabled,
-        free_bytes=15_000_000 * enabled, pinned_bytes=368_640 if name == "G1" else 0,
-        in_bytes_per_s=3.2e6 * (enabled and name != "G1"), out_bytes_per_s=0.0,
-        in_bytes_total=12_000_000, out_bytes_total=4_000_000, num_entries=10, hits=12, misses=3,
-        faults=0, provenance="measured",
+        name=name,
+        medium=medium,
+        enabled=enabled,
+        capacity_bytes=67_108_864 if enabled else 0,
+        used_bytes=min(used, 40_000_000) if enabled else 0,
+        cached_bytes=12_000_000 * enabled,
+        free_bytes=15_000_000 * enabled,
+        pinned_bytes=368_640 if name == "G1" else 0,
+        in_bytes_per_s=3.2e6 * (enabled and name != "G1"),
+        out_bytes_per_s=0.0,
+        in_bytes_total=12_000_000,
+        out_bytes_total=4_000_000,
+        num_entries=10,
+        hits=12,
+        misses=3,
+        faults=0,
+        provenance="measured",
     )
 
 
@@ -164,26 +206,62 @@ def _requests(plan: Plan, tables: list[np.ndarray]) -> list[RequestView]:
         tokens = 16 * len(table) - 3
         shown = min(tokens, 180)
         pieces = [" " + WORDS[i % len(WORDS)] for i in range(shown)]
-        text = TextView(start=0, pieces=pieces, mass=[(i * i * 31) % 256 for i in range(shown)],
-                        evicted=[1 if 30 <= i < 44 else 0 for i in range(shown)],
-                        num_prompt_tokens=100)
-        out.append(RequestView(
-            request_id=f"r{slot + 1}", label=str(slot + 1), owner=slot, status="running",
-            priority=0, num_prompt_tokens=100, num_tokens=tokens, num_computed_tokens=tokens - 1,
-            num_cached_tokens=192 if slot else 0, num_output_tokens=tokens - 100,
-            num_preemptions=slot % 2, num_pages=len(table), num_shared_pages=plan.shared_pages,
-            num_evicted_tokens=14, kept_mass=0.972, ttft_ms=84.0, itl_ms=31.0,
-            miss=MissReason(kind="differs", token_index=193) if slot else MissReason(kind="first"),
-            text=text if slot < 2 else None,
-        ))
+        text = TextView(
+            start=0,
+            pieces=pieces,
+            mass=[(i * i * 31) % 256 for i in range(shown)],
+            evicted=[1 if 30 <= i < 44 else 0 for i in range(shown)],
+            num_prompt_tokens=100,
+        )
+        out.append(
+            RequestView(
+                request_id=f"r{slot + 1}",
+                label=str(slot + 1),
+                owner=slot,
+                status="running",
+                priority=0,
+                num_prompt_tokens=100,
+                num_tokens=tokens,
+                num_computed_tokens=tokens - 1,
+                num_cached_tokens=192 if slot else 0,
+                num_output_tokens=tokens - 100,
+                num_preemptions=slot % 2,
+                num_pages=len(table),
+                num_shared_pages=plan.shared_pages,
+                num_evicted_tokens=14,
+                kept_mass=0.972,
+                ttft_ms=84.0,
+                itl_ms=31.0,
+                miss=MissReason(kind="differs", token_index=193)
+                if slot
+                else MissReason(kind="first"),
+                text=text if slot < 2 else None,
+            )
+        )
     if tables:
-        out.append(RequestView(
-            request_id="w", label="7", owner=NO_OWNER, status="waiting", priority=0,
-            num_prompt_tokens=220, num_tokens=220, num_computed_tokens=0, num_cached_tokens=0,
-            num_output_tokens=0, num_preemptions=0, num_pages=0, num_shared_pages=0,
-            num_evicted_tokens=0, kept_mass=None, ttft_ms=None, itl_ms=None, needs_blocks=14,
-            free_blocks=9,
-        ))
+        out.append(
+            RequestView(
+                request_id="w",
+                label="7",
+                owner=NO_OWNER,
+                status="waiting",
+                priority=0,
+                num_prompt_tokens=220,
+                num_tokens=220,
+                num_computed_tokens=0,
+                num_cached_tokens=0,
+                num_output_tokens=0,
+                num_preemptions=0,
+                num_pages=0,
+                num_shared_pages=0,
+                num_evicted_tokens=0,
+                kept_mass=None,
+                ttft_ms=None,
+                itl_ms=None,
+                needs_blocks=14,
+                free_blocks=9,
+            )
+        )
     return out
 
 
@@ -193,10 +271,12 @@ def _numbers(plan: Plan) -> dict[str, Number]:
     wave = float(np.sin(tick / 7) * 6)
     return {
         "hit_rate": Number(value=0.61 + wave / 200, unit="share", samples=41),
-        "ttft_p50": Number(value=84.0 * fast + wave, unit="ms", percentile="p50", samples=41,
-                           window_s=30.0),
-        "itl_p50": Number(value=31.0 + wave / 3, unit="ms", percentile="p50", samples=812,
-                          window_s=30.0),
+        "ttft_p50": Number(
+            value=84.0 * fast + wave, unit="ms", percentile="p50", samples=41, window_s=30.0
+        ),
+        "itl_p50": Number(
+            value=31.0 + wave / 3, unit="ms", percentile="p50", samples=812, window_s=30.0
+        ),
         "tokens_per_s": Number(value=152.0 + wave * 3, unit="tok/s", window_s=5.0),
         "num_preemptions": Number(value=float(tick // 50), unit=""),
         "recompute_tax": Number(value=None, unit="share", why="no token was computed twice"),
@@ -207,10 +287,20 @@ def _numbers(plan: Plan) -> dict[str, Number]:
 
 
 def _step(plan: Plan) -> StepView:
-    return StepView(step=plan.tick * 3, num_prefill_tokens=128 if plan.tick % 3 == 0 else 0,
-                    num_decode_tokens=6, num_requests=6, wall_ms=41.2, cpu_ms=60.5,
-                    attention_ms=9.3, linears_ms=24.1, gather_ms=3.2, dequant_ms=0.0,
-                    scheduler_ms=0.9, other_ms=3.7)
+    return StepView(
+        step=plan.tick * 3,
+        num_prefill_tokens=128 if plan.tick % 3 == 0 else 0,
+        num_decode_tokens=6,
+        num_requests=6,
+        wall_ms=41.2,
+        cpu_ms=60.5,
+        attention_ms=9.3,
+        linears_ms=24.1,
+        gather_ms=3.2,
+        dequant_ms=0.0,
+        scheduler_ms=0.9,
+        other_ms=3.7,
+    )
 
 
 def _events(plan: Plan) -> list[Event]:
@@ -223,7 +313,13 @@ def _events(plan: Plan) -> list[Event]:
     ]
     first = plan.tick // 10
     return [
-        Event(seq=first + i, step=(first + i) * 3, time_s=plan.tick / 10, kind=data[(first + i) % 5][0],
-              request_id=data[(first + i) % 5][1], data=data[(first + i) % 5][2])
+        Event(
+            seq=first + i,
+            step=(first + i) * 3,
+            time_s=plan.tick / 10,
+            kind=data[(first + i) % 5][0],
+            request_id=data[(first + i) % 5][1],
+            data=data[(first + i) % 5][2],
+        )
         for i in range(20)
     ]

@@ -40,16 +40,23 @@ window.rerun = (change = {}) => {
   }
 };
 window.rerun();
+window.moved = 0; // layout shift from the first painted frame of the page on
+requestAnimationFrame(() => setTimeout(() => new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) window.moved += entry.value;
+}).observe({type: "layout-shift"})));
 </script></body></html>"""
 
-DARK = ":root{--st-background-color:#0e1117;--st-text-color:#fafafa;" \
-       "--st-secondary-background-color:#262730;--st-primary-color:#6ea8fe;--st-font:sans-serif}"
+DARK = (
+    ":root{--st-background-color:#0e1117;--st-text-color:#fafafa;"
+    "--st-secondary-background-color:#262730;--st-primary-color:#6ea8fe;--st-font:sans-serif}"
+)
 
 
 def page_html(dark: bool = False) -> str:
     """The test page; `dark` sets Streamlit's variables as its dark theme does."""
     return PAGE % {
-        "text": json.dumps(default_text()), "variables": DARK if dark else "",
+        "text": json.dumps(default_text()),
+        "variables": DARK if dark else "",
         "background": "#0e1117" if dark else "#fff",
     }
 
@@ -65,11 +72,20 @@ class FrameServer:
         self.hellos: list[str] = []
         self.notes: list[str] = []
         self.num_open = 0
-        self.app = Starlette(routes=[
-            Route("/", lambda request: HTMLResponse(page_html("dark" in request.query_params))),
-            Route("/module.js", lambda request: Response(module_source(), media_type="text/javascript")),
-            WebSocketRoute("/live", self._live),
-        ])
+        self.app = Starlette(
+            routes=[
+                Route("/", lambda request: HTMLResponse(page_html("dark" in request.query_params))),
+                Route(
+                    "/module.js",
+                    lambda request: Response(module_source(), media_type="text/javascript"),
+                ),
+                Route(
+                    "/widget.js",
+                    lambda request: Response(module_source("widget"), media_type="text/javascript"),
+                ),
+                WebSocketRoute("/live", self._live),
+            ]
+        )
 
     async def _live(self, ws: WebSocket) -> None:
         await ws.accept()

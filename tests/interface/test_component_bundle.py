@@ -9,7 +9,8 @@ from app.components.live_view.bundle import SOURCES, default_text, files_in_orde
 from workbench.events import EVENT_KINDS
 
 DECLARATION = re.compile(
-    r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)(?:[^=\n;]*= [^,;\n(]+, (\w+) =)?", re.M
+    r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)(?:[^=\n;]*= [^,;\n(]+, (\w+) =)?",
+    re.M,
 )
 
 
@@ -34,7 +35,9 @@ def test_the_module_parses_and_stands_alone(target: str, tmp_path) -> None:
     assert "</script" not in source
     path = tmp_path / "module.mjs"
     path.write_text(source, encoding="utf-8")
-    node = subprocess.run(["sh", "-c", f"command -v node && node --check {path}"], capture_output=True)
+    node = subprocess.run(
+        ["sh", "-c", f"command -v node && node --check {path}"], capture_output=True
+    )
     if node.stdout:
         assert node.returncode == 0, node.stderr.decode()
 

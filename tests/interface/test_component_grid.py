@@ -119,7 +119,9 @@ def test_detail_follows_size_and_the_legend_says_so(
         view.settle()
         assert low <= view.page.evaluate("__kvw.cellSize('G1')") < high
         assert view.page.locator("#stage .legend-hint").inner_text().startswith(hint)
-        assert view.page.locator("#stage .chip.unseen").count() == {"": 0, "under 12 px": 1}.get(hint, 2)
+        assert view.page.locator("#stage .chip.unseen").count() == {"": 0, "under 12 px": 1}.get(
+            hint, 2
+        )
         cell = plan.num_cells // 2
         view.page.mouse.click(*middle(view, cell))
         assert view.page.evaluate("__kvw.selected.cell") == cell
@@ -143,7 +145,9 @@ def test_light_and_dark_repaint_the_canvas(browser: Browser) -> None:
         view.freeze()
         free = view.page.evaluate("__kvw.readCells('G1').state.lastIndexOf(0)")
         light = view.page.evaluate(PIXEL, list(middle(view, free)))
-        view.page.evaluate("document.documentElement.style.setProperty('--st-background-color', '#0e1117')")
+        view.page.evaluate(
+            "document.documentElement.style.setProperty('--st-background-color', '#0e1117')"
+        )
         view.settle()
         dark = view.page.evaluate(PIXEL, list(middle(view, free)))
         assert light[:3] == [255, 255, 255] and dark[:3] == [14, 17, 23]
@@ -163,7 +167,9 @@ def test_grouped_by_sequence_keeps_each_cell_once(browser: Browser) -> None:
         view.freeze()
         view.page.locator("#stage select").nth(1).select_option("sequence")
         view.settle()
-        rects = view.page.evaluate("__kvw.readCells('G1').state.map((s, c) => __kvw.cellRect('G1', c))")
+        rects = view.page.evaluate(
+            "__kvw.readCells('G1').state.map((s, c) => __kvw.cellRect('G1', c))"
+        )
         assert len({(r["x"], r["y"]) for r in rects}) == len(rects)
         view.page.mouse.click(*middle(view, 20))
         assert view.page.evaluate("__kvw.selected.cell") == 20

@@ -191,6 +191,7 @@ export class GridView {
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
+    this.setHover(-1);
     const { selected } = this.context.store.view;
     const tier = this.tier();
     if (!tier || !tier.num_cells) return;

@@ -35,6 +35,7 @@ export class Present {
     const root = this.node.getRootNode().host ?? document.body;
     setClass(root, "presenting", on);
     if (!on) { this.act = 0; return; }
+    if (ACTS.includes(this.data().act)) this.act = ACTS.indexOf(this.data().act);
     const name = ACTS[this.act];
     setText(this.count, `${this.act + 1} / ${ACTS.length}`);
     setText(this.title, this.words(`present.${name}`));

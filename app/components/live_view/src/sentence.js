@@ -8,7 +8,8 @@ export class Sentence {
     Object.assign(this, { store, words });
     this.text = attrs(h("span", "sentence-text"), { role: "status", "aria-live": "polite" });
     this.note = h("div", "standin");
-    this.node = h("div", "sentence", h("span", "sentence-label", words("sentence.label")), this.text, this.note);
+    const line = h("div", "sentence-line", h("span", "sentence-label", words("sentence.label")), this.text);
+    this.node = h("div", "sentence", line, this.note);
   }
 
   update(frame) {

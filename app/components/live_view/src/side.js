@@ -17,8 +17,8 @@ export class Side {
     this.numbers = new AllNumbers(context);
     this.events = new Events(context);
     this.tables = new Tables(context);
-    this.node = attrs(h("section", "side", this.inspector.node, this.sequences.node, this.shadow.node,
-      this.events.node, this.numbers.node, this.ledger.node, this.tables.node),
+    this.node = attrs(h("section", "side", this.inspector.node, this.sequences.node, this.events.node,
+      this.shadow.node, this.numbers.node, this.ledger.node, this.tables.node),
       { "aria-label": context.words("side.label") });
     this.draw = paced(() => this.update(), 200);
     this.draw();

@@ -52,7 +52,10 @@ export class Stage {
   }
 
   on(what) {
-    if (what === "frame") { this.fast(); this.slow(); }
+    if (what === "frame") {
+      this.fast();
+      if (this.faces.node.hidden) this.slow(); else this.slow.now();
+    }
     if (what === "view") { this.fast(); this.slow.now(); }
     if (what === "link") this.slow();
   }
@@ -63,6 +66,7 @@ export class Stage {
     const { store } = this.context;
     if (!store.shown || document.hidden) return;
     for (const grid of this.grids) grid.draw();
+    if (this.hovered) this.hover(...this.hovered);
   }
 
   drawSlow() {
@@ -93,7 +97,12 @@ export class Stage {
 
   hover(tier, cell, event) {
     const { store, tips, words } = this.context;
-    if (cell < 0 || !event || !store.shown) return tips.hide();
+    if (cell < 0 || !event || !store.shown) {
+      if (this.hovered) tips.hide();
+      this.hovered = null;
+      return;
+    }
+    this.hovered = [tier, cell, event];
     tips.line(blockLine(store.shown, tier, cell, words), event.clientX, event.clientY);
   }
 

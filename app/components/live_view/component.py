@@ -1,0 +1,43 @@
+"""The parts of the live view as one Streamlit component, registered once at import."""
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+from .bundle import default_text, module_source
+
+PARTS = ("strip", "stage", "side")
+
+_component = st.components.v2.component("kv_live_view", js=module_source("streamlit"))
+
+
+def live_view(
+    part: str,
+    *,
+    data: dict[str, Any],
+    key: str | None = None,
+    on_command: Callable[[], None] | None = None,
+) -> dict[str, Any] | None:
+    """Mounts one part and returns the command of this run, or None.
+
+    `part`: strip, stage or side. `data`: text, lang, is_driver, num_viewers, selected,
+    selected_request, block, pages, marks, can_undo, can_redo, present, live_url; `text` may be left
+    out (English) and `langs` lists what the language button offers. `on_command` runs first, as
+    Streamlit's callbacks do; it reads the command with `read_command(key)`. A command is
+    {"name", "nonce", "tab", ...}. Raises ValueError for an unknown part.
+    """
+    if part not in PARTS:
+        raise ValueError(f"part = {part!r} is unknown: choose one of {', '.join(PARTS)}")
+    payload = {"text": default_text(), "live_url": "/live", **data, "part": part}
+    result = _component(
+        key=key or f"live_{part}", data=payload, on_command_change=on_command or (lambda: None)
+    )
+    command: dict[str, Any] | None = result.command
+    return command
+
+
+def read_command(key: str) -> dict[str, Any] | None:
+    """The command of the part mounted under `key`, for use inside its callback."""
+    state = st.session_state.get(key)
+    return state.get("command") if state else None
