@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvkernels.api import AttentionResult, FormatState, Mass, span
 from kvkernels.common import rotate
-from kvkernels.layout import FORMATS
+from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.plan import Batch, Plan
 from kvkernels.readers import Operand, Reader
 
@@ -119,7 +119,7 @@ def _reader(plan: Plan, batch: Batch, query: torch.dtype) -> Reader:
     reader = plan.readers.get(key)
     if reader is None:
         spec = plan.spec
-        dtype = _dense_dtype(query, spec.k_format, spec.v_format)
+        dtype = _dense_dtype(query, spec, batch.num_queries)
         plain = batch.meta is None and dtype != torch.float32
         folds = batch.num_queries == 1 and plan.rope == "stored" and not plain
         if folds:
@@ -130,11 +130,16 @@ def _reader(plan: Plan, batch: Batch, query: torch.dtype) -> Reader:
     return reader
 
 
-def _dense_dtype(query: torch.dtype, k_format: str, v_format: str) -> torch.dtype:
-    """fp32 where q or a page is fp32; fp16 where both planes are fp8 (exact there); else bf16."""
-    if query == torch.float32 or "fp32" in (k_format, v_format):
+def _dense_dtype(query: torch.dtype, spec: PageSpec, num_queries: int) -> torch.dtype:
+    """fp32 where q or a page is fp32; fp16 for fp8 decode (no cast is needed); else bf16.
+
+    Both hold fp8 exactly; large bf16 products are faster where the CPU has tiles for them.
+    """
+    formats = (spec.k_format, spec.v_format)
+    if query == torch.float32 or "fp32" in formats:
         return torch.float32
-    return torch.float16 if k_format == v_format == "fp8_e4m3" else torch.bfloat16
+    decodes_fp8 = formats == ("fp8_e4m3", "fp8_e4m3") and num_queries == 1
+    return torch.float16 if decodes_fp8 else torch.bfloat16
 
 
 def _queries(rows: Tensor, batch: Batch, plan: Plan) -> Tensor:
@@ -195,8 +200,11 @@ def _fused(
     flat = query.reshape(merged, share, queries, dim)
     k = k.flatten(0, 1)[:, None].expand(merged, share, slots, dim)
     v = v.flatten(0, 1)[:, None].expand(merged, share, slots, dim)
-    bias = None if batch.bias is None else batch.bias.expand(merged, share, queries, slots)
-    out, lse = FUSED(flat, k, v, 0.0, False, attn_mask=bias, scale=scale)
+    if batch.fresh:  # the fused kernel then skips what lies above the diagonal
+        out, lse = FUSED(flat, k, v, 0.0, True, scale=scale)
+    else:
+        bias = None if batch.bias is None else batch.bias.expand(merged, share, queries, slots)
+        out, lse = FUSED(flat, k, v, 0.0, False, attn_mask=bias, scale=scale)
     shape = (rows, heads, share, queries)
     return out.unflatten(0, (rows, heads)), lse.reshape(shape)
 

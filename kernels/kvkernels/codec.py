@@ -21,7 +21,6 @@ DTYPES = {
     "int8": torch.int8,
     "int4": torch.uint8,
 }
-SMALL = 8192  # elements
 TINY = 2.0**-24  # smallest fp16 scale above zero
 
 
@@ -55,30 +54,18 @@ def encode(
 
 
 def _encode_fp8(x: Tensor, scale: Tensor | float, saturated: Tensor | None) -> Tensor:
-    """Round fp32 to e4m3fn, ties to even, with integer arithmetic.
-
-    Times 2**-120 the exponent biases of e4m3 and fp32 coincide, subnormals included, so that a
-    code is the top of the fp32 bits. torch's own cast gives the same codes about ten times more
-    slowly on a CPU, but in one call, which wins for the few vectors of a decode step.
-    """
+    """Round to e4m3fn, ties to even; values beyond its largest number become that number."""
     if not isinstance(scale, float) or scale != 1.0:
         x = x / scale
-    inside = x.clamp(-FP8_MAX, FP8_MAX)
-    if saturated is not None:
-        saturated += (inside != x).sum()
-    if x.numel() <= SMALL:
-        return inside.to(torch.float8_e4m3fn).view(torch.uint8)
-    bits = (inside * 2.0**-120).view(torch.int32)
-    sign = (bits >> 24).bitwise_and_(0x80)
-    bits = bits & 0x7FFFFFFF
-    odd = (bits >> 20).bitwise_and_(1)
-    code = odd.add_(bits).add_(0x7FFFF).bitwise_right_shift_(20).bitwise_or_(sign)
-    return code.to(torch.uint8)
+    # counting is slow and rarely needed
+    if saturated is not None and float(x.abs().amax()) > FP8_MAX:
+        saturated += torch.count_nonzero(x.abs() > FP8_MAX)
+    return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _encode_int8(x: Tensor) -> Encoded:
     """Symmetric, scale = max|x| / 127 rounded to fp16."""
-    scale = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)  # [..., 1]
+    scale = x.abs().amax(-1, keepdim=True)  # [..., 1]; vector_norm is 15 times slower
     scale = scale.mul_(1 / 127).clamp_(TINY, FP16_MAX).to(torch.float16)
     codes = (x / scale).round_().clamp_(-127, 127).to(torch.int8)
     return Encoded(codes.view(torch.uint8), scale[None, ..., 0])
@@ -92,7 +79,7 @@ def _encode_int4(x: Tensor) -> Encoded:
     meta[0].sub_(minimum).mul_(1 / 15).clamp_(TINY, FP16_MAX)
     small = meta.to(torch.float16)
     codes = (x - minimum[..., None]).div_(small[0][..., None]).round_().clamp_(0, 15)
-    nibbles = codes.to(torch.uint8)
+    nibbles = codes.to(torch.int8).view(torch.uint8)  # torch casts to uint8 more slowly
     high = nibbles[..., half:] * 16
     return Encoded(high.bitwise_or_(nibbles[..., :half]), small)
 

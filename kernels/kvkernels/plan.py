@@ -45,6 +45,7 @@ class Batch:
     bias: fp32 [B * h or B or 1, 1, Q, T] added to scores, or None.
     tail_bias: fp32 [B, 1, P * S], the same for one query over whole pages, or None.
     blind: bool [B, Q], queries that see nothing, or None. real: fp32 [B, Q], 1 for real queries.
+    fresh: every slot is new and no score is weighted, so that plain causality is the whole mask.
     pos: int64 [B, T]; query_pos: int64 [B * Q].
     """
 
@@ -65,6 +66,7 @@ class Batch:
     tail_bias: Tensor | None
     blind: Tensor | None
     real: Tensor | None
+    fresh: bool
     pos: Tensor | None
     query_pos: Tensor | None
 
@@ -164,6 +166,9 @@ def _make_batch(
         bias=bias,
         tail_bias=_tail_bias(bias, empty) if queries == 1 else None,
         blind=blind,
+        fresh=tables.log_count is None
+        and bool((kv == host.new_lens[part // host.num_groups]).all())
+        and bool((kv == q).all()),
         real=None if all_real else torch.from_numpy(real.astype(np.float32)),
         pos=_positions(host, part, slots, tables) if rope == "at_read" else None,
         query_pos=None

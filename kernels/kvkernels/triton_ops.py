@@ -166,7 +166,11 @@ def round_even(x):
 
 @triton.jit
 def fp8_code(x):
-    """fp32 within +-448 to e4m3fn bits (int32), ties to even; see `codec._encode_fp8`."""
+    """Round fp32 within +-448 to e4m3fn bits (int32), ties to even, with integer arithmetic.
+
+    Times 2**-120 the exponent biases of e4m3 and fp32 coincide, subnormals included, so that a
+    code is the top of the fp32 bits.
+    """
     bits = (x * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # times 2**-120
     sign = (bits >> 24) & 0x80
     bits = bits & 0x7FFFFFFF

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvkernels import reference
 from kvkernels.api import FormatState, Scratch
-from kvkernels.codec import SMALL, decode, encode
+from kvkernels.codec import decode, encode
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.pages import decode_pages, encode_pages
 
@@ -37,16 +37,15 @@ def test_zero_vectors_and_tiny_vectors_survive(fmt: str) -> None:
 
 
 def test_fp8_rounds_as_torch_does() -> None:
-    """The integer arithmetic gives torch's codes, subnormals, ties and large values included."""
+    """The bit shift of the decoder is exact, subnormals and the largest values included."""
     every = torch.arange(-40000, 40001, dtype=torch.float32) / 64.0
     x = torch.cat([every, every / 1000, torch.randn(20000) * 0.02])[None].clamp(-448, 448)
-    assert x.numel() > SMALL
     want = x.to(torch.float8_e4m3fn).view(torch.uint8)
     assert torch.equal(encode("fp8_e4m3", x).data & 0x7F, want & 0x7F)
     assert torch.equal(decode("fp8_e4m3", want), want.view(torch.float8_e4m3fn).to(torch.float32))
 
 
-@pytest.mark.parametrize("count", [64, SMALL * 2])
+@pytest.mark.parametrize("count", [64, 20000])
 def test_fp8_saturates_and_counts(count: int) -> None:
     x = torch.zeros(count)
     x[:3] = torch.tensor([500.0, -9999.0, 448.0])
