@@ -77,7 +77,7 @@ def test_budget_smaller_than_one_block() -> None:
     says(error, "cache.hbm_budget_mib = 0.001 is out of range: 0.0625 to 65536 MiB")
     with pytest.raises(CapacityError) as error:
         build({"cache.hbm_budget_mib": 0.0625, "cache.block_size": 64}, num_layers=8)
-    says(error, "cache.hbm_budget_mib = 0.0625 MiB is smaller than one block (0.25 MiB)",
+    says(error, "cache.hbm_budget_mib = 0.0625 MiB is smaller than one block (0.12 MiB)",
          "raise the budget")
 
 
@@ -133,7 +133,7 @@ def test_format_that_does_not_fit_a_slab() -> None:
                     "cache.hbm_budget_mib": 0.0625, "cache.block_size": 64}, num_layers=8)  # fmt: skip
     with pytest.raises(CapacityError) as error:
         engine.apply({"cache.k_format": "fp32", "cache.v_format": "fp32"})
-    says(error, "cache.k_format = fp32 makes a page of 0.25 MiB, larger than a slab",
+    says(error, "cache.k_format = fp32 makes a page of 0.12 MiB, larger than a slab",
          "raise cache.hbm_budget_mib")
 
 

@@ -309,6 +309,13 @@ class BlockPool:
             self.forget(row)
         return len(rows)
 
+    def drop_idle_rows(self) -> int:
+        """Evict every row that no table holds; returns how many there were."""
+        rows = [row for row in self.index.rows() if not self.ref_cnt[list(row.blocks)].any()]
+        for row in rows:
+            self.drop(row)
+        return len(rows)
+
     def evict_lru(self, cls: int) -> bool:
         """Drop the least recently used cached block of a class; False if there is none."""
         for block in self._lists.walk(cls):

@@ -1,5 +1,7 @@
 """Which layers and KV heads share a page: groups, and the layer sets one kernel call covers."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvkernels.layout import PageSpec
@@ -63,6 +65,23 @@ def build_geometry(grouping: str, *, num_layers: int, num_kv_heads: int, head_di
     groups = tuple(Group(index, part, heads) for index, part in enumerate(parts))
     layer_sets = tuple(LayerSet(group.index, group.layers, (group.index,)) for group in groups)
     return Geometry(groups, layer_sets, num_layers, num_kv_heads, head_dim)
+
+
+def fitting_pages(specs: Sequence[PageSpec], slab_bytes: int, num_slabs: int) -> int:
+    """Pages that each group can have in an arena; a slab holds pages of one class only.
+
+    `specs`: the page class of each group.
+    """
+    per_slab = {spec: slab_bytes // spec.page_bytes for spec in specs}
+    if not all(per_slab.values()):
+        return 0
+    count = Counter(specs)
+    low, high = 0, num_slabs * max(per_slab.values())
+    while low < high:
+        pages = (low + high + 1) // 2
+        slabs = sum(-(-pages * count[spec] // per_slab[spec]) for spec in count)
+        low, high = (pages, high) if slabs <= num_slabs else (low, pages - 1)
+    return low
 
 
 def choose_slab(budget_bytes: int, page_bytes: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from kvkernels.layout import PageSpec
 
 from workbench.cache.block_pool import BlockPool
-from workbench.cache.geometry import Geometry
+from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey, next_key, tagged_key
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit, RequestBlocks
@@ -113,9 +113,8 @@ class KVCacheManager:
     @property
     def capacity_pages(self) -> int:
         """Pages one request could have if it had the whole pool."""
-        return min(
-            self.pool.capacity(cls) // self.classes.count(cls) for cls in set(self.classes)
-        ) // len(set(self.classes))
+        specs = [self.pool.classes[cls] for cls in self.classes]
+        return fitting_pages(specs, self.pool.slab_bytes, self.pool.num_slabs)
 
     def blocks_held(self, request: Request) -> int:
         """Blocks in a request's tables."""
@@ -124,11 +123,12 @@ class KVCacheManager:
 
     def fits_ever(self, num_slots: int) -> bool:
         """Whether a lone request of this size fits the empty arena."""
-        pages = self.num_pages_for(num_slots)
-        slabs = 0
-        for cls in set(self.classes):
-            slabs += -(-pages * self.classes.count(cls) // self.pool.pages_per_slab(cls))
-        return slabs <= self.pool.num_slabs
+        return self.num_pages_for(num_slots) <= self.capacity_pages
+
+    def pages_needed(self, request: Request, num_slots: int) -> int:
+        """Pages of each group that a running request still has to take to store `num_slots`."""
+        held = int(self.requests[request.request_id].num_pages.min())
+        return max(0, self.num_pages_for(num_slots) - held)
 
     def admit(
         self,
@@ -137,18 +137,20 @@ class KVCacheManager:
         num_new_tokens: int,
         *,
         reserve_tokens: int = 0,
+        reserve_pages: int = 0,
         watermark_blocks: int = 0,
         lineage: str | None = None,
     ) -> bool:
         """Give a request tables: hit rows, then fresh pages for `num_new_tokens`.
 
         `reserve_tokens`: more tokens that must fit besides (admission by the whole prompt), though
-        their pages are not taken yet. False changes nothing.
+        their pages are not taken yet. `reserve_pages`: pages of each group that were promised to
+        others. False changes nothing.
         """
         hit_blocks = [block for row in hit.rows for block in row.blocks]
         num_slots = hit.num_tokens + num_new_tokens
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
-        needs = self._needs(wanted)
+        needs = self._needs(wanted + reserve_pages)
         for cls in needs:
             needs[cls] += watermark_blocks
         if not self.pool.can_allocate(needs, hit_blocks):

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from workbench.cache.geometry import fitting_pages
 from workbench.config import (
     EngineConfig,
     all_settings,
@@ -12,8 +13,10 @@ from workbench.config import (
     replace_settings,
 )
 from workbench.engine.cache_stack import group_specs, make_geometry, plan_slabs
-from workbench.engine.recode import count_resident, pages_that_fit, recode
+from workbench.engine.recode import count_resident, forecast, recode
+from workbench.engine.retainer import slots_needed
 from workbench.errors import CapacityError, SettingError
+from workbench.request import Request
 from workbench.snapshot import ApplyReport
 
 if TYPE_CHECKING:
@@ -26,17 +29,16 @@ def preview(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
     """What `apply` would do; raises as `apply` would."""
     config, kinds = _plan(engine, changes)
     before, after = _blocks(engine, config, kinds)
-    live, idle = count_resident(engine)
+    _, idle = count_resident(engine)
     report: dict[str, Any] = {}
     if "rebuild" in kinds.values():
         report["num_evicted_blocks"] = idle
         report["num_preempted_requests"] = len(engine.scheduler.running)
     elif "recode" in kinds.values():
-        kept = min(live + idle, after)
-        report["num_recoded_blocks"] = kept
-        report["num_evicted_blocks"] = min(idle, live + idle - kept)
-        report["num_preempted_requests"] = _num_too_many(engine, after)
-        report["milliseconds"] = kept * engine.recode_ms_per_block
+        result = forecast(engine, config)
+        report = vars(result) | {
+            "milliseconds": result.num_recoded_blocks * engine.recode_ms_per_block
+        }
     return ApplyReport(
         version=engine.config_version,
         changes=difference(config, engine.config),
@@ -48,18 +50,6 @@ def preview(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
         notes=_notes(engine, config, kinds),
         **report,
     )
-
-
-def _num_too_many(engine: "Engine", blocks_after: int) -> int:
-    """Running requests that would have to be preempted, last in order first."""
-    order, manager = engine.scheduler.order, engine.stack.manager
-    running = sorted(engine.scheduler.running, key=lambda request: order.key(request, 0))
-    held = [manager.blocks_held(request) for request in running]
-    count = 0
-    while held and sum(held) > blocks_after:
-        held.pop()
-        count += 1
-    return count
 
 
 def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
@@ -122,24 +112,23 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
         _check_rebuild(engine, config)
     elif "recode" in kinds.values():
         _check_recode(engine, config)
+    elif any(path.startswith("retention.") for path in kinds):
+        _check_retention(engine, config)
     return config, kinds
 
 
 def _check_rebuild(engine: "Engine", config: EngineConfig) -> None:
     """Every unfinished request must fit the new cache alone."""
     geometry = make_geometry(config, engine.model)
-    slab_bytes, num_slabs = plan_slabs(geometry, config)
-    slabs_of = [slab_bytes // spec.page_bytes for spec in group_specs(geometry, config)]
+    limit = fitting_pages(group_specs(geometry, config), *plan_slabs(geometry, config))
     longest = config.model.max_model_len
     for request in engine.requests.values():
-        tokens = request.num_tokens + 1
-        if tokens > longest:
+        if request.num_tokens + 1 > longest:
             raise SettingError(
                 f"model.max_model_len = {longest} is shorter than request {request.request_id} "
                 f"({request.num_tokens} tokens): abort it or choose more"
             )
-        pages = -(-min(tokens, engine.retainer.max_slots(tokens)) // config.cache.block_size)
-        if sum(-(-pages // per_slab) for per_slab in slabs_of) > num_slabs:
+        if _pages_needed(request, config) > limit:
             raise CapacityError(
                 f"cache.hbm_budget_mib = {config.cache.hbm_budget_mib:g} MiB is too small for "
                 f"request {request.request_id} ({request.num_tokens} tokens): abort it or choose "
@@ -156,11 +145,9 @@ def _check_recode(engine: "Engine", config: EngineConfig) -> None:
             f"{max(spec.page_bytes for spec in specs) / 2**20:.2f} MiB, larger than a slab: raise "
             "cache.hbm_budget_mib"
         )
-    limit = pages_that_fit(specs, pool)
+    limit = fitting_pages(specs, pool.slab_bytes, pool.num_slabs)
     for request in engine.requests.values():
-        pages = engine.stack.manager.num_pages_for(
-            engine.retainer.max_slots(request.num_tokens + 1)
-        )
+        pages = _pages_needed(request, config)
         if pages > limit:
             raise CapacityError(
                 f"request {request.request_id} needs {pages} blocks and {limit} fit in "
@@ -168,16 +155,35 @@ def _check_recode(engine: "Engine", config: EngineConfig) -> None:
             )
 
 
+def _check_retention(engine: "Engine", config: EngineConfig) -> None:
+    """A request that fits only because tokens were evicted must not lose that."""
+    limit = engine.stack.manager.capacity_pages
+    for request in engine.requests.values():
+        pages = _pages_needed(request, config)
+        if pages > max(limit, _pages_needed(request, engine.config)):
+            raise CapacityError(
+                f"request {request.request_id} would need {pages} blocks and the whole pool has "
+                f"{limit}: abort it or raise cache.hbm_budget_mib"
+            )
+
+
+def _pages_needed(request: Request, config: EngineConfig) -> int:
+    """Pages of each group that a request needs to go on under a config."""
+    end = request.num_prompt_tokens + request.sampling.max_tokens
+    slots = slots_needed(config, request.num_tokens + 1, end)
+    return -(-slots // config.cache.block_size)
+
+
 def _blocks(engine: "Engine", config: EngineConfig, kinds: dict[str, str]) -> tuple[int, int]:
     """Blocks of the whole cache now and under `config`."""
     before = engine.stack.manager.capacity_pages
     if "rebuild" in kinds.values():
         geometry = make_geometry(config, engine.model)
-        slab_bytes, num_slabs = plan_slabs(geometry, config)
-        per = [slab_bytes // spec.page_bytes for spec in group_specs(geometry, config)]
-        return before, int(num_slabs / sum(1 / count for count in per))
+        specs = group_specs(geometry, config)
+        return before, fitting_pages(specs, *plan_slabs(geometry, config))
     if "recode" in kinds.values():
-        return before, pages_that_fit(group_specs(engine.stack.geometry, config), engine.stack.pool)
+        specs, pool = group_specs(engine.stack.geometry, config), engine.stack.pool
+        return before, fitting_pages(specs, pool.slab_bytes, pool.num_slabs)
     return before, before
 
 

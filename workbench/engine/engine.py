@@ -251,7 +251,7 @@ class Engine:
         else:
             if self.config.cache.mode == "off":
                 self.stack.manager.rewind(request)
-                self.observers[request.request_id].forget_evictions()
+                self.retainer.observers[request.request_id].forget_evictions()
                 request.num_computed_tokens = 0
             self._emit(request, [token], text)
 

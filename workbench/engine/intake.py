@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from workbench.cache.kv_cache_manager import PrefixHit
+from workbench.engine.retainer import slots_needed
 from workbench.errors import RequestError
 from workbench.request import Request, RequestSpec
 
@@ -61,9 +62,8 @@ class Intake:
                 " or raise model.max_model_len"
             )
         manager = engine.stack.manager
-        slots = engine.retainer.max_slots(count + 1)
-        if manager.contiguous:
-            slots = min(longest, count + spec.sampling.max_tokens)
+        end = len(tokens) + spec.sampling.max_tokens
+        slots = slots_needed(engine.config, count + 1, end)
         if not manager.fits_ever(slots):
             raise RequestError(
                 f"the request needs {manager.num_pages_for(slots)} blocks and the whole pool has "
@@ -93,7 +93,7 @@ class Intake:
             request.num_resumed_cached_tokens += known
             engine.metrics.resumed_tokens += request.num_tokens
             engine.metrics.resumed_hit_tokens += known
-            engine.retainer.observers[request.request_id].forget_evictions()
+            engine.retainer.resume(request)
             engine.log.tell(
                 "resume", request.request_id, num_cached=known, num_tokens=request.num_tokens
             )

@@ -5,6 +5,7 @@ Copies go through scratch that the ledger counts. If the new format is larger, c
 (least recently used), then running requests are preempted, last in order first.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,13 @@ from kvkernels.layout import PageSpec
 from torch import Tensor
 
 from workbench.cache.block_pool import BlockPool
+from workbench.cache.geometry import fitting_pages
 from workbench.cache.keys import tagged_key
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.prefix_index import Row
 from workbench.config import EngineConfig
 from workbench.engine.cache_stack import format_label, group_specs, smallest_page_bytes
+from workbench.request import Request
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -38,6 +41,12 @@ class _Resident:
 
     live: list[list[int]]
     idle_rows: list[Row]
+    num_live_rows: int
+
+    @property
+    def most(self) -> int:
+        """Pages of the fullest group."""
+        return max(len(blocks) for blocks in self.live)
 
 
 def count_resident(engine: "Engine") -> tuple[int, int]:
@@ -47,12 +56,24 @@ def count_resident(engine: "Engine") -> tuple[int, int]:
     return int(np.count_nonzero(pool.ref_cnt > 0)), idle
 
 
-def pages_that_fit(specs: list[PageSpec], pool: BlockPool) -> int:
-    """Pages a group that the whole arena holds in these formats."""
-    slabs = 0.0
-    for spec in specs:
-        slabs += 1 / (pool.slab_bytes // spec.page_bytes)
-    return int(pool.num_slabs / slabs)
+def forecast(engine: "Engine", config: EngineConfig) -> RecodeResult:
+    """What `recode` would do, and nothing is done."""
+    limit = _limit(engine, group_specs(engine.stack.geometry, config))
+    victims: set[str] = set()
+    for request in _victims(engine):
+        resident = _residents(engine, victims)
+        if resident.most <= limit:
+            break
+        victims.add(request.request_id)
+    resident = _residents(engine, victims)
+    groups = len(resident.live)
+    num_idle = len(engine.stack.pool.index) - resident.num_live_rows
+    evicted = max(0, resident.most + num_idle - limit)
+    return RecodeResult(
+        num_recoded_blocks=sum(map(len, resident.live)) + (num_idle - evicted) * groups,
+        num_evicted_blocks=evicted * groups,
+        num_preempted_requests=len(victims),
+    )
 
 
 def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
@@ -70,43 +91,51 @@ def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
 
 
 def _make_room(engine: "Engine", specs: list[PageSpec], result: RecodeResult) -> None:
-    """Evict cached rows, then preempt, until the rest fits in the new format."""
-    pool = engine.stack.pool
-    limit = pages_that_fit(specs, pool)
-    while True:
-        resident = _residents(engine)
-        most = max(len(live) for live in resident.live)
-        if most <= limit:
-            break
-        order = engine.scheduler.order
-        victim = max(engine.scheduler.running, key=lambda request: order.key(request, 0))
-        engine.scheduler.preempt(victim, reason="larger_format")
+    """Preempt until what is held fits the new format, then evict cached rows until all does."""
+    limit = _limit(engine, specs)
+    victims = iter(_victims(engine))
+    while (resident := _residents(engine)).most > limit:
+        engine.scheduler.preempt(next(victims), reason="larger_format")
         result.num_preempted_requests += 1
-    surplus = most + len(resident.idle_rows) - limit
+    surplus = resident.most + len(resident.idle_rows) - limit
     for row in resident.idle_rows[: max(0, surplus)]:
-        pool.drop(row)
+        engine.stack.pool.drop(row)
         result.num_evicted_blocks += len(row.blocks)
 
 
-def _residents(engine: "Engine") -> _Resident:
-    stack = engine.stack
-    pool, manager = stack.pool, stack.manager
-    live: list[list[int]] = []
-    for group in range(len(stack.specs)):
-        seen: dict[int, None] = {}
-        for blocks in manager.requests.values():
+def _limit(engine: "Engine", specs: list[PageSpec]) -> int:
+    pool = engine.stack.pool
+    return fitting_pages(specs, pool.slab_bytes, pool.num_slabs)
+
+
+def _victims(engine: "Engine") -> list[Request]:
+    """Running requests, the first to be preempted first."""
+    order = engine.scheduler.order
+    return sorted(
+        engine.scheduler.running, key=lambda request: order.key(request, 0), reverse=True
+    )
+
+
+def _residents(engine: "Engine", without: Collection[str] = ()) -> _Resident:
+    """Blocks in tables and cached rows, as if the requests `without` were preempted already."""
+    pool, manager = engine.stack.pool, engine.stack.manager
+    tables = [blocks for name, blocks in manager.requests.items() if name not in without]
+    live: list[dict[int, None]] = [{} for _ in manager.classes]
+    for group, seen in enumerate(live):
+        for blocks in tables:
             seen.update(dict.fromkeys(int(block) for block in blocks.blocks(group)))
-        for row in pool.index.rows():  # a row is kept whole while one of its blocks is in a table
-            if any(pool.ref_cnt[block] for block in row.blocks):
-                seen[row.blocks[group]] = None
-        live.append(list(seen))
-    order: dict[int, Row] = {}
+    held = set().union(*live)
+    rows = [row for row in pool.index.rows() if not held.isdisjoint(row.blocks)]
+    for row in rows:  # a row is kept whole while one of its blocks is in a table
+        for group, seen in enumerate(live):
+            seen[row.blocks[group]] = None
+    idle: dict[Row, None] = {}
     for cls in dict.fromkeys(manager.classes):
         for block in pool.eviction_order(cls):
             found = pool.row_of[block]
-            if found is not None and not any(pool.ref_cnt[member] for member in found.blocks):
-                order.setdefault(id(found), found)
-    return _Resident(live, list(order.values()))
+            if found is not None and held.isdisjoint(found.blocks):
+                idle.setdefault(found)
+    return _Resident([list(seen) for seen in live], list(idle), len(rows))
 
 
 class _Copies:

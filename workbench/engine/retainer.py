@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.cache.retention import RetentionPolicy, StoredPages
+from workbench.config import EngineConfig
 from workbench.engine.runner import ForwardBatch
 from workbench.request import Request
 from workbench.structural.retention.observer import MassObserver
@@ -36,14 +37,19 @@ class Retainer:
         return self.policy.needs_mass or (self.for_display and step % MASS_EVERY == 0)
 
     def max_slots(self, num_tokens: int) -> int:
-        """Slots a request of this length needs at most at any moment."""
-        config = self._engine.config
-        settings = config.retention
-        if settings.policy == "none":
-            return num_tokens
-        budget = max(settings.budget_tokens, settings.sink_tokens + settings.window_tokens)
-        spare = config.scheduling.chunk_tokens + 2 * config.cache.block_size
-        return min(num_tokens, budget + spare)
+        """Slots a paged request of this length needs at most at any moment."""
+        return _paged_slots(self._engine.config, num_tokens)
+
+    def resume(self, request: Request) -> None:
+        """A preempted request has tables again: what they leave out is evicted, nothing else."""
+        observer = self.observers[request.request_id]
+        observer.forget_evictions()
+        blocks = self._engine.stack.manager.requests[request.request_id]
+        size = self._engine.stack.manager.block_size
+        gone = np.ones(request.num_computed_tokens, bool)
+        for first in blocks.page_pos[0, : blocks.num_pages[0]]:
+            gone[first : first + size] = False
+        observer.evicted[: len(gone)] = gone
 
     def observe(self, batch: ForwardBatch, mass: np.ndarray) -> None:
         """Add a step's mass, float [R, T] by stored slot, before the step is committed."""
@@ -89,3 +95,22 @@ class Retainer:
                 num_tokens=dropped,
                 policy=settings.policy,
             )
+
+
+def slots_needed(config: EngineConfig, num_tokens: int, longest: int) -> int:
+    """Slots a request needs at most at any moment to go on under a config.
+
+    `num_tokens`: its length now; `longest`: its length at the end, which a contiguous cache
+    reserves at once.
+    """
+    if config.cache.allocation == "contiguous":
+        return min(longest, config.model.max_model_len)
+    return _paged_slots(config, num_tokens)
+
+
+def _paged_slots(config: EngineConfig, num_tokens: int) -> int:
+    settings = config.retention
+    if settings.policy == "none":
+        return num_tokens
+    budget = max(settings.budget_tokens, settings.sink_tokens + settings.window_tokens)
+    return min(num_tokens, budget + config.scheduling.chunk_tokens + 2 * config.cache.block_size)

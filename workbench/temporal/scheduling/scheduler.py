@@ -168,8 +168,11 @@ class Scheduler:
         while not self.manager.grow(request, count):
             victim = max(self.running, key=lambda other: self.order.key(other, 0))
             if victim is request and len(self.running) == 1:
-                self._fail_too_large(request, out)
-                return False
+                if self.manager.pool.drop_idle_rows():
+                    continue
+                if not self.manager.fits_ever(self.max_slots(request.num_tokens)):
+                    self._fail_too_large(request, out)
+                    return False
             self.preempt(victim, reason="no_blocks")
             out.preempted.append(victim)
             taken = out.scheduled.pop(victim.request_id, None)
@@ -206,6 +209,8 @@ class Scheduler:
             if count is None:
                 if self.running or out.scheduled or self.fetcher.num_pending:
                     return  # the head does not fit yet: nobody overtakes it
+                if self.manager.pool.drop_idle_rows():
+                    return  # cached rows held slabs of another class: it fits at the next step
                 self._fail_too_large(request, out)
             elif count > 0:
                 out.scheduled[request.request_id] = (request, count)
@@ -239,18 +244,20 @@ class Scheduler:
         num_loaded = len(pages) * self.manager.block_size
         known = hit.num_tokens + num_loaded
         count = min(request.num_tokens - known, self.settings.chunk_tokens, budget.num_tokens)
-        reserve = 0
+        reserve = promised = 0
         if self.manager.contiguous:
             longest = request.num_prompt_tokens + request.sampling.max_tokens
             reserve = min(longest, self.manager.max_model_len) - count
         elif self.settings.admit_whole_prompt:
             reserve = self.max_slots(request.num_tokens) - known - count
+            promised = self._num_promised_pages()
         watermark = self.settings.watermark if self.running else 0.0
         admitted = self.manager.admit(
             request,
             hit,
             num_loaded + count,
             reserve_tokens=max(0, reserve),
+            reserve_pages=promised,
             watermark_blocks=int(watermark * self.manager.capacity_pages),
             lineage=lineage,
         )
@@ -262,6 +269,16 @@ class Scheduler:
             self.manager.publish(request, known)
         request.num_computed_tokens = known
         return self._start(request, hit, len(pages), budget, resumed_by_swap=False)
+
+    def _num_promised_pages(self) -> int:
+        """Pages that admitted requests have not taken yet for the prompts they were admitted with.
+
+        Without them, several prompts are admitted into the same room and preempt each other.
+        """
+        return sum(
+            self.manager.pages_needed(request, self.max_slots(request.num_tokens))
+            for request in self.running
+        )
 
     def _start(
         self,
