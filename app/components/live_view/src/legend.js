@@ -3,7 +3,7 @@
 import { attrs, button, h, keyed, setAttr, setClass, setText } from "./dom.js";
 import { lensColour, LENSES, tierColour } from "./cells.js";
 import { detailOf } from "./painter.js";
-import { css, ownerLetter } from "./theme.js";
+import { css, ownerName } from "./theme.js";
 
 // States whose own mark cannot be drawn at a level of detail.
 const HIDDEN = { full: [], edges: ["pinned"], colour: ["shared", "pinned"] };
@@ -66,7 +66,7 @@ export class Legend {
 
   ownerItems(frame, theme) {
     return frame.snap.requests.filter((r) => r.num_pages && r.owner !== 255).slice(0, 10).map((r) => ({
-      key: `r${r.request_id}`, label: (r.label || r.request_id) + ownerLetter(r.owner),
+      key: `r${r.request_id}`, label: ownerName(r),
       colour: lensColour(theme, "owner", r.owner),
       filter: { kind: "request", value: r.request_id },
     }));

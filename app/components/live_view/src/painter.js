@@ -165,8 +165,8 @@ export class Painter {
     ctx.fillStyle = css(state === FREE && !this.fades.has(cell) ? theme.bg : colour);
     ctx.fillRect(x, y, w, hgt);
     if (state === FREE) this.frame(x, y, w, hgt, css(faint ? theme.faint : theme.line), 1, 0);
-    if (state === CACHED) this.hatch(x, y, w, hgt, colour, theme, dpr);
-    if (state === OWNED && luma(colour) > 190 && !theme.dark) {
+    if (state === CACHED) this.hatch(x, y, w, hgt, colour, theme, dpr, faint ? 0.2 : 0.5);
+    if (state === OWNED && luma(colour) > 190 && !theme.dark && !faint) {
       this.frame(x, y, w, hgt, css(mix(colour, theme.text, 0.45)), 1, 0);
     }
     if (faint) return;
@@ -213,11 +213,11 @@ export class Painter {
   }
 
   // Diagonal lines over a lightened fill: cached, may be evicted.
-  hatch(x, y, w, h, colour, theme, dpr) {
-    const { ctx } = this, key = pack(colour);
+  hatch(x, y, w, h, colour, theme, dpr, contrast) {
+    const { ctx } = this, key = `${pack(colour)}|${contrast}`;
     let pattern = this.hatches.get(key);
     if (!pattern) {
-      pattern = ctx.createPattern(hatchTile(mix(colour, theme.text, 0.5), colour, dpr), "repeat");
+      pattern = ctx.createPattern(hatchTile(mix(colour, theme.text, contrast), colour, dpr), "repeat");
       this.hatches.set(key, pattern);
     }
     ctx.fillStyle = pattern;

@@ -9,7 +9,7 @@ export class Sentence {
     this.text = attrs(h("span", "sentence-text"), { role: "status", "aria-live": "polite" });
     this.note = h("div", "standin");
     const line = h("div", "sentence-line", h("span", "sentence-label", words("sentence.label")), this.text);
-    this.node = h("div", "sentence", line, this.note);
+    this.node = h("div", "sentence", this.note, line);
   }
 
   update(frame) {

@@ -3,7 +3,7 @@
 import { tableOf } from "./decode.js";
 import { attrs, button, h, keyed, setAttr, setClass, setText, show } from "./dom.js";
 import { count } from "./format.js";
-import { css, luma, mix, ownerColour, ownerLetter } from "./theme.js";
+import { css, luma, mix, ownerColour, ownerName } from "./theme.js";
 
 const MAX_ROWS = 40;
 
@@ -66,7 +66,8 @@ export class Sequences {
       parts.swatch.dataset.colour = colour;
       parts.swatch.style.background = colour;
     }
-    setText(parts.name, (request.label || request.request_id) + ownerLetter(request.owner));
+    setText(parts.name, ownerName(request));
+    setAttr(parts.name, "title", ownerName(request));
     setText(parts.tokens, words("seq.tokens", { tokens: count(request.num_tokens) }));
     setText(parts.status, this.status(request));
     const why = this.why(request);

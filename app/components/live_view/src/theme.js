@@ -79,6 +79,12 @@ export function ownerLetter(slot) {
   return round && slot !== 255 ? String.fromCharCode(96 + ((round - 1) % 26) + 1) : "";
 }
 
+// A request's name as lists show it; the letter tells owners of one colour apart.
+export function ownerName(request) {
+  const letter = ownerLetter(request.owner);
+  return (request.label || request.request_id) + (letter ? ` (${letter})` : "");
+}
+
 // Calls `fn` when the theme's variables change: a hidden probe's transition ends then.
 export function watchTheme(root, fn) {
   const node = document.createElement("i");
