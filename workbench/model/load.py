@@ -1,5 +1,6 @@
 """Load a model by path: the cached default, a GGUF file or a Hugging Face folder."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +63,16 @@ def load_model(
     report(1, 3)
     decoder, notes = _decoder(files, about, weight_format, device, report)
     report(3, 3)
+    name = display_name(files.path)
     return LoadedModel(
-        decoder, tokenizer, about.arch, about.name, files.path, about.identity, tuple(notes)
+        decoder, tokenizer, about.arch, name, files.path, about.identity, tuple(notes)
     )
+
+
+def display_name(path: Path) -> str:
+    """A model is known by its file's name; the stored quantization is shown apart from it."""
+    name = path.name.removesuffix(".gguf")
+    return re.sub(r"[.-](I?Q\d\w*|BF16|F16|F32)$", "", name, flags=re.IGNORECASE)
 
 
 class _ModelFiles:
