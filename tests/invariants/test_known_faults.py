@@ -433,3 +433,16 @@ def test_tables_are_written_in_place_by_one_owner() -> None:
 
 def _fresh() -> Request:
     return Request("y", RequestSpec(token_ids=[1]), np.arange(9).tolist(), 0.0)
+
+
+@pytest.mark.parametrize("how", [{"cache.prefix_caching": False}, {"cache.mode": "off"},
+                                 {"cache.allocation": "contiguous"}])  # fmt: skip
+def test_tiers_serve_no_prefix_that_hbm_may_not_serve(how: dict) -> None:
+    runner = Runner(build(TIERS | {"cache.hbm_budget_mib": pages(32)}))
+    prompt = tokens(60)
+    first = runner.one(prompt, 4)
+    runner.one(tokens(126, 1), 2)  # pushes the prompt down
+    runner.engine.apply(how)
+    assert runner.one(prompt, 4) == first
+    assert runner.engine.fetcher.counters.num_loaded_pages == 0
+    assert runner.engine.metrics.hit_tokens == 0

@@ -15,6 +15,7 @@ from workbench.model.naive import naive_logits
 
 NEAR_TIE = 1e-3  # I9: two correct programs may choose differently below this margin
 MAX_DRAIN_STEPS = 20_000
+NUM_LAYERS = 3  # halves of one and two layers: two page classes
 NOTED = 3  # violations whose text goes into the figure's note
 
 
@@ -84,7 +85,7 @@ class Check:
 def measure(progress: Callable[[str], None], *, steps: int, seed: int) -> list[Figure]:
     """Run `steps` random steps and plant the faults; returns the figures."""
     torch.set_num_threads(1)  # the model is tiny: more threads would wait for each other
-    model = random_model(2)
+    model = random_model(NUM_LAYERS)
     check = Check(model, seed)
     check.run(steps, progress)
     caught = {name: catch(name, model) for name in PLANTED}

@@ -176,8 +176,12 @@ class RandomLoad:
         except (CapacityError, TierError):
             self.counts["refused_applies"] += 1
             return
-        if promised.kinds != report.kinds:
-            raise RuntimeError(f"the preview of {changes} promised {promised.kinds}")
+        for name in ("kinds", "num_recoded_blocks", "num_evicted_blocks", "num_preempted_requests"):
+            if getattr(promised, name) != getattr(report, name):
+                raise RuntimeError(
+                    f"the preview of {changes} promised {name} = {getattr(promised, name)}, and "
+                    f"apply did {getattr(report, name)}"
+                )
         for kind in set(report.kinds.values()):
             self.counts[f"apply_{kind}"] += 1
         self._mark_lossy()

@@ -169,8 +169,11 @@ class Fetcher:
         self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, tiers)
         self.on_load(request, tiers, result.seconds)
 
-    def consider(self, request: Request, hit: PrefixHit) -> Fetch:
-        """Whether to admit a request now, or fetch what the tiers hold of it first."""
+    def consider(self, request: Request, hit: PrefixHit, *, prefixes: bool = True) -> Fetch:
+        """Whether to admit a request now, or fetch what the tiers hold of it first.
+
+        Without `prefixes` only pages that were swapped out are fetched: prefix caching is off.
+        """
         request_id = request.request_id
         if not self.enabled or request_id in self._loaded or request_id in self._no_fetch:
             return Fetch.ADMIT
@@ -182,7 +185,7 @@ class Fetcher:
             if self._may_wait(request, keys):
                 return Fetch.WAIT
             self._forget_swap(request)
-        return self._consider_prefix(request, hit)
+        return self._consider_prefix(request, hit) if prefixes else Fetch.ADMIT
 
     def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
         first = len(hit.rows)

@@ -200,7 +200,7 @@ class Scheduler:
             if request.status is RequestStatus.LOADING:
                 continue
             hit = self.find_hit(request)
-            fetch = self.fetcher.consider(request, hit)
+            fetch = self.fetcher.consider(request, hit, prefixes=self._shares_prefixes)
             if fetch is Fetch.LOADING:
                 request.status = RequestStatus.LOADING
             if fetch is not Fetch.ADMIT:
@@ -225,9 +225,14 @@ class Scheduler:
             self.waiting, key=lambda request: self.order.key(request, hits.get(id(request), 0))
         )
 
+    @property
+    def _shares_prefixes(self) -> bool:
+        """Whether rows may be hit, in HBM or below; a contiguous cache shares nothing."""
+        return self.prefix_caching and not self.manager.contiguous
+
     def find_hit(self, request: Request) -> PrefixHit:
         """The request's prefix in HBM, if prefixes may be used at all."""
-        if self.prefix_caching and not self.manager.contiguous:
+        if self._shares_prefixes:
             return self.manager.find_prefix(request)
         return PrefixHit((), self.manager.format_label, 0)
 
@@ -241,6 +246,8 @@ class Scheduler:
             request.num_computed_tokens = record.num_computed_tokens
             return self._start(request, hit, len(record.keys), budget, resumed_by_swap=True)
         pages, lineage = self.fetcher.usable_pages(request, hit)
+        if not self._shares_prefixes:  # switched off while they were on their way
+            pages, lineage = [], hit.lineage
         num_loaded = len(pages) * self.manager.block_size
         known = hit.num_tokens + num_loaded
         count = min(request.num_tokens - known, self.settings.chunk_tokens, budget.num_tokens)
