@@ -1,5 +1,7 @@
 """Launches of the Triton attention kernels (see `triton_attention` for the algorithm)."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -10,7 +12,7 @@ from kvkernels.codec import DTYPES
 from kvkernels.common import rotate
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
-from kvkernels.triton_plan import LARGE_TILE, SMALL_TILE, Plan, Tiles, cut_tiles
+from kvkernels.triton_plan import SMALL_TILE, Plan, Tiles, cut_tiles
 
 LOG2_E = 1.4426950408889634
 
@@ -43,9 +45,23 @@ def dot_type(query: torch.dtype, spec: PageSpec) -> tl.dtype:
     return tl.float32 if wide or triton.knobs.runtime.interpret else tl.bfloat16
 
 
-def block_slots(dot: tl.dtype) -> int:
-    """Slots a program reads at once; fp32 products keep their operands in registers."""
-    return 32 if dot == tl.float32 else 64
+@dataclass(frozen=True)
+class LaunchShape:
+    """Query rows of a prefill tile, slots read at once and warps of the attention kernels."""
+
+    large_tile: int
+    block_slots: int
+    num_warps: int
+
+
+def launch_shape(dot: tl.dtype, dim: int) -> LaunchShape:
+    """The largest shape that spills no registers on sm_90 (`tests/kernels/test_triton.py`).
+
+    fp32 products keep their operands in registers, so their tiles are smaller.
+    """
+    if dot == tl.float32:
+        return LaunchShape(32, 32, 4) if dim <= 64 else LaunchShape(16, 16, 4)
+    return LaunchShape(64, 64, 4 if dim <= 64 else 8)
 
 
 def attend(
@@ -69,12 +85,13 @@ def attend(
     q = q.contiguous()
     out = torch.zeros_like(q)
     lse = torch.full((tokens, num_heads), float("-inf"), device=q.device)
-    tiles = cut_tiles(plan, share)
+    shape = launch_shape(dot_type(q.dtype, spec), dim)
+    tiles = cut_tiles(plan, share, shape.large_tile)
     launch = _Launch(q, arena, plan, layer, state, share, softmax_scale * LOG2_E)
     if tiles.small.numel():
         launch.small(tiles, out, lse)
     if tiles.large.numel():
-        launch.attention(tiles.large, out, lse, 1, tiles.longest, LARGE_TILE)
+        launch.attention(tiles.large, out, lse, 1, tiles.longest, shape.large_tile)
     weights = launch.mass(lse) if mass is not None else None
     if weights is not None and mass == "page":
         weights = weights.unflatten(-1, (plan.num_pages, spec.block_size)).sum(-1)
@@ -96,7 +113,8 @@ class _Launch:
     ) -> None:
         spec = plan.spec
         self.q, self.plan, self.layer, self.state, self.scale = q, plan, layer, state, scale
-        self.dot = dot_type(q.dtype, spec)
+        dot = dot_type(q.dtype, spec)
+        self.shape = launch_shape(dot, spec.head_dim)
         self.k_arena = arena.view(DTYPES[spec.k_format])
         self.v_arena = arena.view(DTYPES[spec.v_format])
         self.meta = arena.view(torch.float16)
@@ -106,7 +124,7 @@ class _Launch:
         self.extra = (log_count, plan.rows if plan.pos is None else plan.pos, cos, sin)
         self.constants = layout_args(spec) | {
             "G": share,
-            "DOT": self.dot,
+            "DOT": dot,
             "HAS_LOG": plan.log_count is not None,
             "ROPE": plan.rope == "at_read",
         }
@@ -138,8 +156,8 @@ class _Launch:
             self.q.shape[0] * self.q.shape[1],
             **self.constants,
             BLOCK_M=tile,
-            BLOCK_N=block_slots(self.dot),
-            num_warps=4,
+            BLOCK_N=self.shape.block_slots,
+            num_warps=self.shape.num_warps,
             num_stages=2,
         )
 
@@ -173,7 +191,7 @@ class _Launch:
         plan, spec = self.plan, self.plan.spec
         rows, slots = plan.pages.shape[0], plan.num_pages * spec.block_size
         total = torch.empty(rows, spec.num_kv_heads, slots, device=self.q.device)
-        block = block_slots(self.dot)
+        block = self.shape.block_slots
         skipped = ("V_OFFSET", "V_META", "V_FMT", "V_ITEM", "V_ROW", "V_KINDS")
         constants = {name: x for name, x in self.constants.items() if name not in skipped}
         mass_kernel[(rows, spec.num_kv_heads, triton.cdiv(slots, block))](
@@ -193,7 +211,7 @@ class _Launch:
             **constants,
             BLOCK_M=SMALL_TILE,
             BLOCK_N=block,
-            num_warps=4,
-            num_stages=2,
+            num_warps=self.shape.num_warps,
+            num_stages=1,  # a pipelined loop would hold two tiles of queries in registers
         )
         return total.view(plan.num_requests, -1, slots)

@@ -50,8 +50,14 @@ def write_kv(
         plan.num_head_groups,
         **layout_args(spec),
         BLOCK_H=triton.next_power_of_2(spec.num_kv_heads),
-        num_warps=1,
+        num_warps=write_warps(spec),
     )
+
+
+def write_warps(spec: PageSpec) -> int:
+    """Warps of the write kernel: one program holds a token's heads in registers."""
+    numbers = triton.next_power_of_2(spec.num_kv_heads) * spec.head_dim
+    return max(1, min(8, numbers // 512))
 
 
 def _move(

@@ -10,7 +10,7 @@ from kvkernels.api import Rope, RopeTable, Scratch, StepTables, Timers
 from kvkernels.layout import PageSpec
 from kvkernels.rows import HostRows, check_tables
 
-SMALL_TILE, LARGE_TILE = 16, 64  # query rows of a decode and of a prefill program
+SMALL_TILE = 16  # query rows of a decode program
 MIN_SPLIT = 128  # slots of a split at least
 TARGET_PROGRAMS = 4 * 132  # about four waves' worth on a large GPU
 MAX_SPLITS = 64
@@ -43,7 +43,7 @@ class Plan:
     rope: Rope
     rope_table: RopeTable | None
     num_splits: int | None
-    tiles: dict[int, "Tiles"]
+    tiles: dict[tuple[int, int], "Tiles"]
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,20 @@ def make_plan(
     )
 
 
-def cut_tiles(plan: Plan, share: int) -> Tiles:
-    """Cut the query rows (queries x `share` query heads of a KV head) into tiles, once a step."""
-    known = plan.tables
-    if share in plan.tiles:
-        return plan.tiles[share]
-    host = HostRows(plan.spec, known)
+def cut_tiles(plan: Plan, share: int, large: int) -> Tiles:
+    """Cut the query rows (queries x `share` query heads of a KV head) into tiles, once a step.
+
+    Rows that fit one decode tile go there; the others into prefill tiles of `large` rows.
+    """
+    known = plan.tiles.get((share, large))
+    if known is not None:
+        return known
+    host = HostRows(plan.spec, plan.tables)
     small = host.q * share <= SMALL_TILE
     lists = []
     for members, size in (
         (np.flatnonzero(small), SMALL_TILE),
-        (np.flatnonzero(~small), LARGE_TILE),
+        (np.flatnonzero(~small), large),
     ):
         counts = -(-host.q[members] * share // size)
         row = np.repeat(members, counts)
@@ -152,7 +155,7 @@ def cut_tiles(plan: Plan, share: int) -> Tiles:
     on = _to_device(device, lists[0], lists[1], queries.astype(np.int32))
     splits = max(1, -(-longest // split_slots))
     tiles = Tiles(on[0], on[1], on[2], splits, split_slots, int(host.kv.max(initial=0)))
-    plan.tiles[share] = tiles
+    plan.tiles[share, large] = tiles
     return tiles
 
 

@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from kvkernels.codec import DTYPES
 from kvkernels.layout import FORMATS, PageSpec
-from kvkernels.triton_attend import block_slots, dot_type, layout_args
+from kvkernels.triton_attend import dot_type, launch_shape, layout_args
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
-from kvkernels.triton_backend import MOVE_BLOCK, plane_args
+from kvkernels.triton_backend import MOVE_BLOCK, plane_args, write_warps
 from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
-from kvkernels.triton_plan import LARGE_TILE, SMALL_TILE
+from kvkernels.triton_plan import SMALL_TILE
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -69,16 +69,19 @@ def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> 
     """Decode, prefill and mass kernels of one page class."""
     dot = dot_type(query, spec)
     constants = layout_args(spec) | {"G": share, "DOT": dot, "HAS_LOG": False, "ROPE": False}
-    constants |= flags | {"BLOCK_N": block_slots(dot)}
+    shape = launch_shape(dot, spec.head_dim)
+    constants |= flags | {"BLOCK_N": shape.block_slots}
+    warps = shape.num_warps
     arenas = {"k_arena": TYPES[DTYPES[spec.k_format]], "v_arena": TYPES[DTYPES[spec.v_format]]}
     label = f"{spec.label} D={spec.head_dim} q={str(query)[6:]} {flags or ''}"
-    for tile, out in ((SMALL_TILE, "*fp32"), (LARGE_TILE, TYPES[query])):
+    for tile, out in ((SMALL_TILE, "*fp32"), (shape.large_tile, TYPES[query])):
         types = arenas | {"q": TYPES[query], "out": out}
         yield usage(f"attention {label} tile={tile}", attention_kernel,
-                    constants | {"BLOCK_M": tile}, types, num_warps=4, num_stages=2)  # fmt: skip
+                    constants | {"BLOCK_M": tile}, types, num_warps=warps,
+                    num_stages=2)  # fmt: skip
     types = arenas | {"q": TYPES[query]}
     yield usage(f"mass {label}", mass_kernel, constants | {"BLOCK_M": SMALL_TILE}, types,
-                num_warps=4, num_stages=2)  # fmt: skip
+                num_warps=warps, num_stages=1)  # fmt: skip
 
 
 def write(spec: PageSpec) -> dict:
@@ -87,7 +90,8 @@ def write(spec: PageSpec) -> dict:
     types = {"k": "*bf16", "v": "*bf16"}
     types |= {"k_arena": TYPES[DTYPES[spec.k_format]], "v_arena": TYPES[DTYPES[spec.v_format]]}
     constants = layout_args(spec) | {"BLOCK_H": heads}
-    return usage(f"write {spec.label}", write_kernel, constants, types, num_warps=1)
+    return usage(f"write {spec.label}", write_kernel, constants, types,
+                 num_warps=write_warps(spec))  # fmt: skip
 
 
 def recode(src: PageSpec, dst: PageSpec) -> dict:
@@ -116,6 +120,7 @@ def every(wide: bool) -> Iterator[dict]:
     if not wide:
         return
     for k in FORMATS:
+        yield write(PageSpec(30, 8, 128, 16, k, k))
         for v in FORMATS:
             yield recode(spec(k), spec(v))
             if k != v:
