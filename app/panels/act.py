@@ -20,13 +20,10 @@ def attempt(page: Page, action: Callable[[], str | None]) -> bool:
     except ConflictError as conflict:
         what = ", ".join(setting_label(page.texts, path) for path in str(conflict).split(", "))
         page.state.problem = page.texts("report.conflict", what=what)
-        page.state.seed_again = True
         return False
     except WorkbenchError as error:
         page.state.problem = sentence(str(error))
-        page.state.seed_again = True
         return False
-    page.state.seed_again = True
     if answer is not None:
         page.state.answer = answer
     return True

@@ -62,4 +62,3 @@ def take_over() -> None:
     """Callback of *Take over*: this tab drives from now on."""
     page = current_page()
     page.engine.take_over(page.state.tab)
-    page.state.seed_again = True

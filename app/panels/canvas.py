@@ -145,7 +145,6 @@ def _own_view(page: Page, name: str, command: dict[str, Any]) -> None:
         state.selected, state.selected_request = None, None
     elif name == "take_over":
         page.engine.take_over(state.tab)
-        state.seed_again = True
         state.problem = ""
     elif name == "open_copy":
         state.copy_open = True

@@ -14,7 +14,7 @@ from workbench.config import EngineConfig, replace_settings
 from workbench.errors import SettingError
 from workbench.snapshot import ApplyReport, Snapshot
 
-COALESCE_S = 0.5
+COALESCE_S = 1.0  # half a second at the keyboard, and as much for the way from the browser
 MAX_ENTRIES = 200
 
 
@@ -68,7 +68,7 @@ class History:
     def apply(self, changes: dict[str, Any], seen_version: int, label: str = "") -> ApplyReport:
         """Apply `changes` at once; raises ConflictError if `seen_version` is old.
 
-        The same settings changed again within half a second are one entry: one undo, one mark.
+        The same settings changed again at once (COALESCE_S) are one entry: one undo, one mark.
         """
         with self._lock:
             if seen_version != self.version:

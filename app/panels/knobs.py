@@ -15,9 +15,9 @@ MAX_MAIN = 4
 Field = "dataclasses.Field[Any]"
 
 
-def knob_key(path: str) -> str:
-    """Widget key of a setting."""
-    return "knob_" + path.replace(".", "_")
+def knob_key(path: str, epoch: int = 0) -> str:
+    """Widget key of a setting; each time the page sets the value itself, the epoch counts up."""
+    return f"knob_{path.replace('.', '_')}__{epoch}"
 
 
 def group_paths(dim: str) -> tuple[list[str], list[str]]:
@@ -84,13 +84,13 @@ def discard_pending() -> None:
     page = current_page()
     page.state.pending.clear()
     page.state.problem = ""
-    page.state.seed_again = True
 
 
 def knob_changed(path: str) -> None:
     """Callback of every knob: hot settings apply at once, the others wait for *Apply*."""
     page = current_page()
-    value = _from_widget(path, st.session_state[knob_key(path)])
+    held = st.session_state[knob_key(path, page.state.epochs[path])]
+    page.state.shown[path] = value = _from_widget(path, held)
     current = get_setting(page.engine.history.config, path)
     if value is None or value == current:
         page.state.pending.pop(path, None)
@@ -101,7 +101,6 @@ def knob_changed(path: str) -> None:
     page.state.problem = ""
     if attempt(page, lambda: None):
         page.state.pending[path] = value
-        page.state.seed_again = False
 
 
 def _preview(page: Page) -> str:
@@ -117,50 +116,55 @@ def _preview(page: Page) -> str:
 
 
 def _seed(page: Page) -> None:
-    """Put the engine's values into the widgets when they changed elsewhere."""
-    history, state = page.engine.history, page.state
-    if state.seeded_version == history.version and not state.seed_again:
-        return
+    """Show the engine's values where they are not what the widgets hold.
+
+    A widget whose value the page changes becomes a new one, with another key and initial value:
+    the browser may still send the old value with a message that is under way, and a widget inside
+    a closed "more" takes its initial value whenever it is opened first. Streamlit forgets a
+    widget that was not drawn (while presenting); that is made anew too.
+    """
+    state, config = page.state, page.engine.history.config
     for path in all_settings():
-        value = state.pending.get(path, get_setting(history.config, path))
-        st.session_state[knob_key(path)] = _to_widget(path, value)
-    state.seeded_version = state.seen_version = history.version
-    state.seed_again = False
+        value = state.pending.get(path, get_setting(config, path))
+        known = knob_key(path, state.epochs.get(path, 0)) in st.session_state
+        if not known or path not in state.shown or state.shown[path] != value:
+            state.epochs[path] = state.epochs.get(path, -1) + 1
+            state.initial[path] = value
+        state.shown[path] = value
+    state.seen_version = page.engine.history.version
 
 
 def _knob(page: Page, path: str) -> None:
     item = all_settings()[path]
-    meta = item.metadata
+    meta, value = item.metadata, page.state.initial[path]
     common: dict[str, Any] = dict(
         label=setting_label(page.texts, path),
-        key=knob_key(path),
+        key=knob_key(path, page.state.epochs[path]),
         help=page.texts.get(f"knob.{path}.help") or None,
         disabled=page.locked,
         on_change=knob_changed,
         args=(path,),
     )
+
+    def told(choice: Any) -> str:
+        return value_text(page.texts, path, choice)
+
     if isinstance(item.default, bool):
-        st.toggle(**common)
+        st.toggle(value=value, **common)
     elif meta["choices"]:
-        st.selectbox(
-            options=list(meta["choices"]),
-            format_func=lambda value: value_text(page.texts, path, value),
-            **common,
-        )
+        options = list(meta["choices"])
+        st.selectbox(options=options, index=options.index(value), format_func=told, **common)
     elif isinstance(item.default, str):
-        st.text_input(max_chars=400, **common)
+        st.text_input(value=value, max_chars=400, **common)
     elif meta["main"]:
         st.select_slider(
-            options=slider_steps(path, get_setting(page.engine.history.config, path),
-                                 page.state.pending.get(path)),
-            format_func=lambda value: value_text(page.texts, path, value),
-            **common,
+            options=slider_steps(path, value), value=value, format_func=told, **common
         )
     else:
         whole = isinstance(item.default, int)
         kind = int if whole else float
         st.number_input(
-            min_value=kind(meta["low"]), max_value=kind(meta["high"]),
+            min_value=kind(meta["low"]), max_value=kind(meta["high"]), value=kind(value),
             step=1 if whole else _step(meta["high"]), **common,
         )
 
@@ -183,10 +187,6 @@ def slider_steps(path: str, *also: Any) -> list[Any]:
 
 def _step(high: float) -> float:
     return 0.01 if high <= 1 else 1.0
-
-
-def _to_widget(path: str, value: Any) -> Any:
-    return value
 
 
 def _from_widget(path: str, value: Any) -> Any:

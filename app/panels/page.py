@@ -18,8 +18,9 @@ class TabState:
     tab: str = ""  # the id the browser keeps for this tab, known after its first command
     language: str = DEFAULT_LANGUAGE
     seen_version: int = -1
-    seeded_version: int = -1
-    seed_again: bool = True
+    shown: dict[str, Any] = field(default_factory=dict)  # what each knob holds
+    epochs: dict[str, int] = field(default_factory=dict)  # how often the page set a knob
+    initial: dict[str, Any] = field(default_factory=dict)  # to what it set it
     pending: dict[str, Any] = field(default_factory=dict)
     answer: str = ""  # what the last change did
     problem: str = ""  # one sentence about what could not be done

@@ -16,7 +16,9 @@ function tabId() {
 function face(store) {
   const snap = store.latest?.snap, link = store.link;
   const state = link.dead ? "dead" : (snap?.state ?? "none");
-  return JSON.stringify([snap?.config_version ?? 0, link.driver, state === "idle" ? "running" : state]);
+  const version = snap?.config_version ?? 0;
+  const rest = `${link.driver} ${state === "idle" ? "running" : state}`;
+  return { version, rest, text: `${version} ${rest}` };
 }
 
 export default function ({ parentElement, data, setTriggerValue }) {
@@ -33,15 +35,19 @@ export default function ({ parentElement, data, setTriggerValue }) {
   const watch = () => {
     const store = globalThis[STORES]?.get(data.live_url);
     if (!store) return false;
-    const unsubscribe = store.subscribe(() => {
-      const now = face(store);
-      if (entry.told === null || now === entry.told) { entry.told = now; return; }
-      const own = JSON.parse(now)[0] === entry.data.version;
-      const sameRest = now.slice(now.indexOf(",")) === entry.told.slice(entry.told.indexOf(","));
+    let timer = 0;
+    // A little later: by then the run that made the change has told its version.
+    const compare = () => {
+      timer = 0;
+      const now = face(store), told = entry.told;
       entry.told = now;
-      if (!(own && sameRest)) entry.send("sync");
+      if (told === null || now.text === told.text) return;
+      if (now.rest !== told.rest || now.version !== entry.data.version) entry.send("sync");
+    };
+    const unsubscribe = store.subscribe(() => {
+      if (!timer && face(store).text !== entry.told?.text) timer = setTimeout(compare, 250);
     });
-    entry.stop = () => { unsubscribe(); known.delete(parentElement); };
+    entry.stop = () => { clearTimeout(timer); unsubscribe(); known.delete(parentElement); };
     return true;
   };
   if (!watch()) {

@@ -30,7 +30,6 @@ def tab_told() -> None:
         return
     page = current_page()
     page.state.tab = str(command.get("tab", ""))
-    page.state.seed_again = True
     if command.get("name") == "hello":
         page.engine.driver.claim(page.state.tab)  # a new tab drives if nobody else is there
     page.engine.follow()

@@ -18,7 +18,7 @@ BROWSER_ARGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-WAIT_MS = 15_000
+WAIT_MS = 40_000  # the machine may be busy
 
 
 class Dashboard:
@@ -92,7 +92,7 @@ class Tab:
 
     def key(self, name: str) -> Locator:
         """The native element with this key."""
-        return self.page.locator(f".st-key-{name}")
+        return self.page.locator(f".st-key-{name}, [class*='st-key-{name}__']")
 
     def press(self, name: str) -> None:
         """Click a native button by its key."""
@@ -101,6 +101,11 @@ class Tab:
     def settled(self) -> None:
         """Wait until no run of the page is under way."""
         self.page.wait_for_selector('[data-test-script-state="notRunning"]', state="attached")
+
+    def slow(self) -> None:
+        """Slow the engine down, so that it leaves the processor to the page."""
+        self.page.get_by_label("Speed").select_option("0.1")
+        self.wait_snapshot("s.speed < 0.2")
 
     def snapshot(self, path: str) -> Any:
         """A field of the newest snapshot in the browser, by a JavaScript path."""

@@ -29,6 +29,7 @@ def browser(chromium_path: str) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def tab(browser: Browser, dashboard: Dashboard) -> Iterator[Tab]:
     opened = Tab(browser, dashboard.url)
+    opened.slow()
     yield opened
     opened.close()
 
@@ -128,13 +129,12 @@ def test_a_second_tab_watches_and_takes_over(browser: Browser, dashboard: Dashbo
     first.page.keyboard.press("ArrowLeft")
     first.wait_setting("scheduling.token_budget", "128")
     second.page.wait_for_function(
-        f"document.querySelector('.st-key-{knob} input').getAttribute('aria-valuetext')"
-        " === '128 tokens'"
+        f"document.querySelector('[class*=st-key-{knob}] input').ariaValueText === '128 tokens'"
     )
     second.press("take_over")
     first.key("take_over").wait_for()
     assert first.key(knob).locator("input").is_disabled()
-    second.page.wait_for_function(f"!document.querySelector('.st-key-{knob} input').disabled")
+    second.page.wait_for_function(f"!document.querySelector('[class*=st-key-{knob}] input').disabled")
     second.key(knob).locator("input").focus()
     second.page.keyboard.press("ArrowRight")
     second.wait_setting("scheduling.token_budget", "256")
@@ -200,8 +200,14 @@ def test_present_hides_the_knobs(tab: Tab) -> None:
     tab.page.get_by_role("button", name="Present").click()
     tab.key("knobs").wait_for(state="detached")
     tab.page.get_by_text("first blocks exist once").wait_for()
+    settings = tab.snapshot("settings")
     tab.page.get_by_role("button", name="End").click()
     tab.key("knobs").wait_for()
+    tab.settled()
+    assert tab.key("knob_scheduling_token_budget").locator("input").get_attribute(
+        "aria-valuetext"
+    ) == "256 tokens"
+    assert tab.snapshot("settings") == settings
 
 
 def test_a_phone_shows_one_view_at_a_time(browser: Browser, dashboard: Dashboard) -> None:

@@ -1,0 +1,211 @@
+"""Each native control of the page on a real engine process, without a browser."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import engine_owner
+from tests.interface.dashboard import ROOT, wait_for
+from workbench.config import all_settings
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine_owner.EngineOwner]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv(engine_owner.RANDOM_LAYERS_VARIABLE, "2")
+    patch.setenv("KV_WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    running = engine_owner.get_owner()
+    running.client.wait_ready(60)
+    running.client.set_speed(0.1)
+    yield running
+    engine_owner.close_owner()
+    patch.undo()
+
+
+@pytest.fixture
+def app(owner: engine_owner.EngineOwner) -> AppTest:
+    test = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    return checked(test.run())
+
+
+def checked(app: AppTest) -> AppTest:
+    """No script may raise."""
+    assert [error.message for error in app.exception] == []
+    return app
+
+
+def knob(app: AppTest, kind: str, path: str) -> Any:
+    """The widget of a setting, whatever its epoch."""
+    start = f"knob_{path.replace('.', '_')}__"
+    return next(widget for widget in getattr(app, kind) if str(widget.key).startswith(start))
+
+
+def answer(app: AppTest) -> str:
+    """The sentence in the answer's place."""
+    return str(app.caption[0].value).replace("\\", "")
+
+
+def button(app: AppTest, key: str) -> AppTest:
+    """Press a button and run."""
+    return checked(app.button(key=key).click().run())
+
+
+def other_value(path: str) -> Any:
+    """A valid value that is not the default, mild enough for a running engine."""
+    item = all_settings()[path]
+    if isinstance(item.default, bool):
+        return not item.default
+    if item.metadata["choices"]:
+        return next((c for c in item.metadata["choices"] if c != item.default), None)
+    return type(item.default)(item.metadata["low"] + 8 if not item.default else item.default / 2)
+
+
+HOT = [
+    path for path, item in all_settings().items()
+    if item.metadata["change"] == "hot" and item.metadata["dim"] != "-"
+    and path != "tiers.disk_path" and other_value(path) is not None
+]  # fmt: skip
+
+
+def test_hot_knobs_apply_at_once(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    for path in HOT:
+        item, value = all_settings()[path], other_value(path)
+        if isinstance(item.default, bool):
+            widget = knob(app, "toggle", path).set_value(value)
+        elif item.metadata["choices"]:
+            widget = knob(app, "selectbox", path).set_value(value)
+        elif item.metadata["main"]:
+            widget = knob(app, "select_slider", path).set_value(value)
+        else:
+            widget = knob(app, "number_input", path).set_value(value)
+        app = checked(widget.run())
+        assert "took" in answer(app), (path, answer(app))
+        assert owner.client.snapshot().settings[path] == value, path
+        assert path in app.query_params
+    while owner_history(owner).can_undo:
+        owner_history(owner).undo()
+    settings = owner.client.snapshot().settings
+    assert [path for path in HOT if settings[path] != all_settings()[path].default] == []
+
+
+def owner_history(owner: engine_owner.EngineOwner) -> Any:
+    """The history that the page's sessions share."""
+    from app.panels.engine import get_engine
+
+    return get_engine().history
+
+
+def test_a_format_waits_for_apply(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    app = checked(knob(app, "selectbox", "cache.k_format").set_value("int8").run())
+    assert "Waiting for Apply: K format int8" in answer(app) and "re-encoded" in answer(app)
+    assert owner.client.snapshot().settings["cache.k_format"] == "bf16"
+    app = button(app, "discard")
+    assert knob(app, "selectbox", "cache.k_format").value == "bf16"
+    app = checked(knob(app, "selectbox", "cache.k_format").set_value("int8").run())
+    app = button(app, "apply")
+    assert "K format int8" in answer(app) and "took" in answer(app)
+    assert owner.client.snapshot().settings["cache.k_format"] == "int8"
+    owner_history(owner).undo()
+
+
+def test_the_three_buttons(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    app = button(app, "quick_int8")
+    assert "split in two" in answer(app)
+    app = button(app, "quick_int8")
+    assert "int8 already" in answer(app)
+    app = button(app, "quick_dram")
+    assert "Watch G2" in answer(app)
+    app = button(app, "quick_dram")
+    assert "DRAM tier of 64 MiB already" in answer(app)
+    app = button(app, "quick_fill")
+    assert "24 requests are on their way" in answer(app)
+    history = owner_history(owner)
+    filled = history.last.request_ids
+    for _ in range(3):
+        history.undo()
+    settings = owner.client.snapshot().settings
+    assert settings["cache.k_format"] == "bf16" and settings["tiers.dram_mib"] == 0
+    running = {r.request_id: r.status for r in owner.client.snapshot().requests}
+    assert all(running.get(i, "finished").startswith("finished") for i in filled)
+
+
+def test_a_setting_that_cannot_be_is_refused_in_one_sentence(app: AppTest) -> None:
+    app = checked(knob(app, "select_slider", "cache.hbm_budget_mib").set_value(0.25).run())
+    app = button(app, "apply")
+    told = answer(app)
+    assert "warning" in told and told.count(". ") == 0, told
+    app = button(app, "discard")
+    assert knob(app, "select_slider", "cache.hbm_budget_mib").value == 64.0
+
+
+def test_two_tabs_changing_at_once(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    other = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+    checked(knob(app, "select_slider", "scheduling.token_budget").set_value(128).run())
+    knob(other, "select_slider", "scheduling.token_budget").set_value(64)
+    other = checked(other.run())
+    assert "budget was not applied: another tab changed a setting first" in answer(other)
+    assert knob(other, "select_slider", "scheduling.token_budget").value == 128
+    owner_history(owner).undo()
+
+
+def test_only_the_driver_changes(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    owner.driver.connected("elsewhere")
+    owner.driver.take_over("elsewhere")
+    app.session_state["tab_state"].tab = "here"
+    app = checked(app.run())
+    assert knob(app, "selectbox", "scheduling.order").disabled
+    assert app.button(key="apply").disabled
+    app = button(app, "take_over")
+    assert owner.driver.driver == "here"
+    assert not knob(app, "selectbox", "scheduling.order").disabled
+    owner.driver.disconnected("elsewhere")
+
+
+def test_links(owner: engine_owner.EngineOwner) -> None:
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app.query_params["tiers.dram_mib"] = "32"
+    app.query_params["cache.nothing"] = "1"
+    app = checked(app.run())
+    assert "unknown setting 'cache.nothing'" in app.warning[0].value.replace("\\", "")
+    assert owner.client.snapshot().settings["tiers.dram_mib"] == 0
+    app = button(app, "offer_keep")
+    assert not app.warning and "tiers.dram_mib" not in app.query_params
+
+
+def test_workload_preset_and_clear(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    app.selectbox(key="preset").set_value("long_document")
+    app = button(app, "run_preset")
+    assert "3 requests started" in answer(app)
+    app = button(app, "clear_requests")
+    live = [r for r in owner.client.snapshot().requests if not r.status.startswith("finished")]
+    assert live == []
+
+
+def test_chat_and_refused_chat(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    app = checked(app.chat_input[0].set_value("Hello").run())
+    assert "joined the batch" in answer(app)
+    app = button(app, "new_chat")
+    app = checked(app.chat_input[0].set_value("x" * 7900).run())
+    assert "Not sent" in answer(app) and "tokens" in answer(app)
+
+
+def test_copy_opens_the_dialog(app: AppTest) -> None:
+    app = button(app, "copy")
+    assert any("vllm serve MODEL" in block.value for block in app.code)
+    assert any("sglang.launch_server" in block.value for block in app.code)
+
+
+def test_a_dead_engine_is_told_and_restarts(app: AppTest, owner: engine_owner.EngineOwner) -> None:
+    os.kill(owner.client.pid, signal.SIGKILL)
+    wait_for(lambda: owner.client.state == "dead", 20, lambda: "still alive")
+    app = checked(app.run())
+    assert any("The engine stopped" in text.value for text in app.markdown)
+    assert knob(app, "selectbox", "scheduling.order").disabled
+    app = button(app, "restart")
+    owner.client.wait_ready(60)
+    app = checked(app.run())
+    assert not knob(app, "selectbox", "scheduling.order").disabled
