@@ -43,8 +43,13 @@ class EngineClient(EngineLink):
 
     @classmethod
     def start(
-        cls, config: EngineConfig | None = None, *, wait: bool = False, random_layers: int = 0,
-        random_seed: int = 0, answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        cls,
+        config: EngineConfig | None = None,
+        *,
+        wait: bool = False,
+        random_layers: int = 0,
+        random_seed: int = 0,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> "EngineClient":
         """Start an engine process; with `wait`, return when its model is loaded.
 
@@ -52,7 +57,9 @@ class EngineClient(EngineLink):
         when it cannot be loaded (only with `wait`).
         """
         client = cls(
-            config or EngineConfig(), random_layers=random_layers, random_seed=random_seed,
+            config or EngineConfig(),
+            random_layers=random_layers,
+            random_seed=random_seed,
             answer_timeout_s=answer_timeout_s,
         )
         if wait:

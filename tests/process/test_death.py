@@ -9,9 +9,9 @@ from process_helpers import LAYERS, finished, prompt, small_config, until
 from workbench.client import EngineClient
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.connection import describe_death
-from workbench.engine.protocol import Endpoints
-from workbench.errors import EngineDied
-from workbench.snapshot import decode_frame
+from workbench.engine.protocol import Endpoints, parse_detail
+from workbench.errors import EngineDied, RequestError
+from workbench.snapshot import Snapshot, decode_frame
 
 
 def alive(pid: int) -> bool:
@@ -88,14 +88,40 @@ def test_a_model_that_cannot_be_loaded_is_named():
         client.close()
 
 
-def test_a_budget_smaller_than_one_request_is_named():
-    client = EngineClient.start(small_config(cache__hbm_budget_mib=0.0625), random_layers=60)
+def test_without_a_network_the_first_start_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("KV_WORKBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    client = EngineClient.start()
+    seen: list[Snapshot] = []
+    client.subscribe(lambda frame: seen.append(decode_frame(frame)[0]))
     try:
-        client.on_death(lambda reason: None)
-        with pytest.raises((EngineDied, Exception)) as caught:
+        with pytest.raises(EngineDied, match="the model could not be downloaded .*check the netw"):
             client.wait_ready()
-            client.submit(prompt("x" * 1000))
-        assert "hbm_budget_mib" in str(caught.value)
+        details = [parse_detail(s.state_detail) for s in seen if s.state == "loading"]
+        fetching = [numbers for kind, numbers in details if kind == "fetch"]
+        assert fetching[0]["total_bytes"] > fetching[0]["num_bytes"] == 0
+    finally:
+        client.close()
+
+
+def test_a_cache_folder_that_is_not_writable_is_named(monkeypatch):
+    monkeypatch.setenv("KV_WORKBENCH_CACHE", "/dev/null/cache")
+    client = EngineClient.start()
+    try:
+        with pytest.raises(EngineDied, match="the cache folder /dev/null/cache is not writable"):
+            client.wait_ready()
+    finally:
+        client.close()
+
+
+def test_a_budget_smaller_than_one_request_is_named():
+    config = small_config(cache__hbm_budget_mib=0.0625, cache__block_size=64)
+    client = EngineClient.start(config, random_layers=LAYERS)
+    try:
+        with pytest.raises(RequestError, match=r"raise cache\.hbm_budget_mib"):
+            client.submit(prompt("x" * 1500))
+        assert client.state == "running"
     finally:
         client.close()
 

@@ -18,8 +18,11 @@ def output(request_id: str, tokens: list[int], status: str = "running") -> Outpu
     return OutputBatch(
         [
             RequestOutput(
-                request_id=request_id, new_token_ids=tokens, new_text="x" * len(tokens),
-                status=status, num_output_tokens=len(tokens),
+                request_id=request_id,
+                new_token_ids=tokens,
+                new_text="x" * len(tokens),
+                status=status,
+                num_output_tokens=len(tokens),
             )
         ]
     )
@@ -57,7 +60,8 @@ def test_workloads_remember_where_they_stand():
     journal.record(Announcement("2", spec(), "w", 1))
     journal.record(output("1", [1], "finished_stopped"))
     assert journal.workloads["w"].next_index == 2
-    assert journal.in_flight("w") == {"2": 1}
+    (again,) = journal.resumed_workloads()
+    assert (again.first_index, again.in_flight, again.conversations) == (2, {"2": 1}, {})
     journal.record(WorkloadEnded("w"))
     assert journal.workloads == {}
 
@@ -70,3 +74,15 @@ def test_old_finished_requests_are_forgotten_but_never_running_ones():
         journal.record(output(str(number), [1], "finished_length"))
     # trimmed when the next one is accepted
     assert list(journal.entries) == ["1", "5", "6", "7"]
+
+
+def test_conversations_that_go_on_are_kept_for_a_restart():
+    first = RequestSpec(messages=[{"role": "user", "content": "hi"}])
+    journal = Journal()
+    plan = Workload(name="w", arrivals=[Arrival(0.0, first), Arrival(0.0, first, follows=0)])
+    journal.record(WorkloadStarted(plan))
+    journal.record(Announcement("1", first, "w", 0))
+    journal.record(output("1", [1, 2], "finished_stopped"))
+    (again,) = journal.resumed_workloads()
+    said = [("user", "hi"), ("assistant", "xx")]
+    assert [(m["role"], m["content"]) for m in again.conversations[0]] == said

@@ -57,16 +57,28 @@ class Dashboard:
 def open_dashboard(folder: Path, port: int, cache: Path) -> Dashboard:
     log = folder / f"dashboard-{port}-{time.monotonic_ns()}.log"
     environment = {
-        **os.environ, "KV_WORKBENCH_RANDOM_LAYERS": str(LAYERS), "KV_WORKBENCH_CACHE": str(cache),
+        **os.environ,
+        "KV_WORKBENCH_RANDOM_LAYERS": str(LAYERS),
+        "KV_WORKBENCH_CACHE": str(cache),
     }
     command = [
-        str(Path(sys.executable).with_name("streamlit")), "run", str(ROOT / "app"),
-        "--server.port", str(port), "--server.headless", "true",
+        str(Path(sys.executable).with_name("streamlit")),
+        "run",
+        str(ROOT / "app"),
+        "--server.port",
+        str(port),
+        "--server.headless",
+        "true",
     ]
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True,
-            cwd=folder, start_new_session=True,
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
         )
     return Dashboard(process, port, log)
 

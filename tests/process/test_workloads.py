@@ -83,9 +83,7 @@ def test_a_file_that_is_too_large_or_no_text_is_refused():
 
 def test_only_so_many_lines_and_problems_are_kept():
     specs, problems = read_prompts(((json.dumps(GOOD) + "\n") * 1001).encode())
-    assert len(specs) == 1000 and problems == [
-        "line 1001: only the first 1000 requests are used"
-    ]
+    assert len(specs) == 1000 and problems == ["line 1001: only the first 1000 requests are used"]
     specs, problems = read_prompts(b"x\n" * 500)
     assert specs == [] and len(problems) == 51
 

@@ -11,10 +11,6 @@ from workbench.errors import WorkbenchError
 if TYPE_CHECKING:
     from workbench.engine.server import EngineServer
 
-_WHILE_LOADING = (
-    protocol.Play, protocol.Pause, protocol.SetSpeed, protocol.GetSnapshot, protocol.GetFrame,
-    protocol.Shutdown,
-)  # fmt: skip
 Call = tuple[bytes, int]  # who asked, and the number to answer to
 _LATER = object()  # answered elsewhere
 
@@ -50,7 +46,9 @@ class CommandHandler:
         """Answer every command that has arrived."""
         while (received := self._server.transport.receive()) is not None:
             sender, command = received
-            if self._server.loader is not None and not isinstance(command.body, _WHILE_LOADING):
+            if self._server.loader is not None and not isinstance(
+                command.body, protocol.WHILE_LOADING
+            ):
                 self._parked.append(received)
             else:
                 self._handle(sender, command)

@@ -107,7 +107,9 @@ class Connection:
         with self._endpoints.log_file.open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "workbench.engine.server", self._endpoints.directory],
-                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 

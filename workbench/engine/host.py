@@ -146,8 +146,11 @@ class EngineHost:
         engine, now_s = self.engine, self.clock.now_s()
         self.judge.saw(engine.events_since(self.judge.event_seq))
         return self.judge.state(
-            now_s, paused=paused, has_work=engine.has_work(),
-            num_waiting=len(engine.scheduler.waiting), blocks_free=self._has_room(),
+            now_s,
+            paused=paused,
+            has_work=engine.has_work(),
+            num_waiting=len(engine.scheduler.waiting),
+            blocks_free=self._has_room(),
         )
 
     def _has_room(self) -> bool:
@@ -237,21 +240,34 @@ def restart_changes(config: EngineConfig, changes: dict[str, Any]) -> bool:
 
 
 def reload_report(
-    previous: EngineConfig, config: EngineConfig, version: int, num_requests: int,
-    milliseconds: float = 0.0, *, preview: bool = False,
+    previous: EngineConfig,
+    config: EngineConfig,
+    version: int,
+    num_requests: int,
+    milliseconds: float = 0.0,
+    *,
+    preview: bool = False,
 ) -> ApplyReport:
     """The report of an apply that loads the model again."""
     settings, changes = all_settings(), difference(config, previous)
     return ApplyReport(
-        version=version, changes=changes, previous=difference(previous, config),
+        version=version,
+        changes=changes,
+        previous=difference(previous, config),
         kinds={path: settings[path].metadata["change"] for path in changes},
-        num_preempted_requests=num_requests, milliseconds=milliseconds, preview=preview,
+        num_preempted_requests=num_requests,
+        milliseconds=milliseconds,
+        preview=preview,
         notes=[f"the model is loaded again; {num_requests} requests go on by recomputation"],
     )
 
 
 def _ended(request_id: str, count: int, status: str, error: str = "") -> RequestOutput:
     return RequestOutput(
-        request_id=request_id, new_token_ids=[], new_text="", status=status,
-        num_output_tokens=count, error=error,
+        request_id=request_id,
+        new_token_ids=[],
+        new_text="",
+        status=status,
+        num_output_tokens=count,
+        error=error,
     )

@@ -86,8 +86,11 @@ class Journal:
         if known is not None and not known.is_finished:
             return
         self.entries[accepted.request_id] = Entry(
-            accepted.request_id, accepted.spec, token_ids=list(accepted.spec.resume_tokens),
-            workload=accepted.workload, workload_index=accepted.workload_index,
+            accepted.request_id,
+            accepted.spec,
+            token_ids=list(accepted.spec.resume_tokens),
+            workload=accepted.workload,
+            workload_index=accepted.workload_index,
         )
         self._forget_old()
 
@@ -95,7 +98,8 @@ class Journal:
         """What starts each running workload again, where it stood."""
         return [
             StartWorkload(
-                running.workload, running.next_index,
+                running.workload,
+                running.next_index,
                 in_flight=self._in_flight(running.workload.name),
                 conversations=self._conversations(running.workload),
             )

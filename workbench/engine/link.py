@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from workbench.config import EngineConfig, difference
 from workbench.engine import protocol
@@ -15,7 +16,7 @@ from workbench.engine.connection import Connection
 from workbench.engine.journal import Journal
 from workbench.engine.protocol import LaunchOptions
 from workbench.errors import EngineDied, WorkbenchError
-from workbench.snapshot import decode_frame, encode_frame
+from workbench.snapshot import Snapshot, decode_frame, encode_frame
 
 T = TypeVar("T")
 ANSWER_TIMEOUT_S = 30.0
@@ -30,7 +31,11 @@ class EngineLink:
     """
 
     def __init__(
-        self, config: EngineConfig, *, random_layers: int = 0, random_seed: int = 0,
+        self,
+        config: EngineConfig,
+        *,
+        random_layers: int = 0,
+        random_seed: int = 0,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.config = config
@@ -138,13 +143,19 @@ class EngineLink:
 
     def _connect(self) -> Connection:
         options = LaunchOptions(
-            changes=difference(self.config, EngineConfig()), random_layers=self._random[0],
-            random_seed=self._random[1], paused=self._paused, speed=self._speed,
+            changes=difference(self.config, EngineConfig()),
+            random_layers=self._random[0],
+            random_seed=self._random[1],
+            paused=self._paused,
+            speed=self._speed,
             first_request_number=self.journal.next_request_number(),
         )
         return Connection(
-            options, on_frame=self._on_frame, on_published=self._on_published,
-            on_death=self._on_death, want_frames=True,
+            options,
+            on_frame=self._on_frame,
+            on_published=self._on_published,
+            on_death=self._on_death,
+            want_frames=True,
         )
 
     def _send(self, body: protocol.Body) -> "Future[protocol.Reply]":
@@ -163,6 +174,8 @@ class EngineLink:
                 f"the engine did not answer {type(body).__name__} within {timeout_s:g} s: it is "
                 "busy or stuck; try again, or restart it"
             ) from None
+        if not isinstance(body, protocol.WHILE_LOADING):
+            self._loaded()  # it waited for the engine
         if reply.error:
             raise protocol.error_from(reply.error_kind, reply.error)
         return msgspec.msgpack.decode(reply.value, type=kind)
@@ -171,13 +184,17 @@ class EngineLink:
         with self._lock:
             self._frame = frame
             callbacks = list(self._callbacks)
-            if self._loading and not is_loading:
-                self._loading = False
-                self._connection.want_frames(bool(callbacks))
         if not is_loading:
-            self._ready.set()
+            self._loaded()
         for callback in callbacks:
             callback(frame)
+
+    def _loaded(self) -> None:
+        with self._lock:
+            if self._loading:
+                self._loading = False
+                self._connection.want_frames(bool(self._callbacks))
+        self._ready.set()
 
     def _on_published(self, message: protocol.Published) -> None:
         with self._lock:
@@ -187,10 +204,18 @@ class EngineLink:
         with self._lock:
             self._reason = reason
             callbacks = list(self._death_callbacks)
-            if self._frame:
-                snapshot, cells, tables = decode_frame(self._frame)
-                dead = msgspec.structs.replace(snapshot, state="dead", state_detail=reason)
-                self._frame = encode_frame(dead, cells, tables)
+            self._frame = _mark_dead(self._frame, reason)
         self._ready.set()
         for callback in callbacks:
             callback(reason)
+
+
+def _mark_dead(frame: bytes, reason: str) -> bytes:
+    """The last frame again, or an empty one, that says why no other follows."""
+    if frame:
+        snapshot, cells, tables = decode_frame(frame)
+    else:
+        snapshot = Snapshot(seq=0, step=0, time_s=0.0, state="dead")
+        cells, tables = [], np.zeros(0, np.int32)
+    dead = msgspec.structs.replace(snapshot, state="dead", state_detail=reason)
+    return encode_frame(dead, cells, tables)

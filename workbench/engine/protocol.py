@@ -149,6 +149,8 @@ Body = (
     | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload | Shutdown
 )  # fmt: skip
 
+WHILE_LOADING = (Play, Pause, SetSpeed, GetSnapshot, GetFrame, Shutdown)  # need no engine
+
 
 class Command(msgspec.Struct, frozen=True):
     """What a client sends; the reply carries the same `call_id`."""
@@ -259,8 +261,15 @@ def detail(kind: str, **numbers: float) -> str:
     `thrashing` (num_preemptions, seconds), `saturated` (num_waiting). Example:
     `fetch num_bytes=1048576 total_bytes=191233472 remaining_s=42`.
     """
-    return " ".join([kind, *(f"{name}={value:g}" if isinstance(value, float) else
-                             f"{name}={value}" for name, value in numbers.items())])
+    return " ".join(
+        [
+            kind,
+            *(
+                f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                for name, value in numbers.items()
+            ),
+        ]
+    )
 
 
 def parse_detail(text: str) -> tuple[str, dict[str, float]]:

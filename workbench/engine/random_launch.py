@@ -22,8 +22,13 @@ def random_model(num_layers: int, seed: int = 0) -> LoadedModel:
     decoder = random_decoder(num_layers, vocab_size=tokenizer.vocab_size, seed=seed,
                              max_position=4096, eos_ids=tokenizer.eos_ids)  # fmt: skip
     return LoadedModel(
-        decoder, tokenizer, decoder.arch, f"random ({num_layers} layers)", Path(),
-        decoder.fingerprint, (),
+        decoder,
+        tokenizer,
+        decoder.arch,
+        f"random ({num_layers} layers)",
+        Path(),
+        decoder.fingerprint,
+        (),
     )
 
 

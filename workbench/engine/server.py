@@ -121,7 +121,10 @@ class EngineServer:
             return self.loading_snapshot()
         state, detail = self.host.state(self.paused)
         return msgspec.structs.replace(
-            self.host.engine.snapshot(), seq=self._seq, state=state, state_detail=detail,
+            self.host.engine.snapshot(),
+            seq=self._seq,
+            state=state,
+            state_detail=detail,
             speed=self.motion.speed,
         )
 
@@ -133,9 +136,14 @@ class EngineServer:
         if self.options.random_layers:
             name = f"random ({self.options.random_layers} layers)"
         return Snapshot(
-            seq=self._seq, step=0, time_s=self.clock.now_s(), state="loading",
-            state_detail=loader.state_detail if loader else "", model_name=name,
-            progress=loader.progress if loader else 1.0, speed=self.motion.speed,
+            seq=self._seq,
+            step=0,
+            time_s=self.clock.now_s(),
+            state="loading",
+            state_detail=loader.state_detail if loader else "",
+            model_name=name,
+            progress=loader.progress if loader else 1.0,
+            speed=self.motion.speed,
             settings={path: get_setting(self.config, path) for path in all_settings()},
             weight_format=self.config.model.weight_format,
             block_size=self.config.cache.block_size,

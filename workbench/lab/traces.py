@@ -99,8 +99,10 @@ def _mooncake(path: Path, file: Iterable[str]) -> Iterator[_Row]:
                 raise ValueError("too long")
             value = json.loads(line)
             yield _Row(
-                float(value["timestamp"]) / 1e3, _count(value["input_length"]),
-                _count(value["output_length"]), tuple(int(b) for b in value.get("hash_ids", ())),
+                float(value["timestamp"]) / 1e3,
+                _count(value["input_length"]),
+                _count(value["output_length"]),
+                tuple(int(b) for b in value.get("hash_ids", ())),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RequestError(

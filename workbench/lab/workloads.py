@@ -39,7 +39,7 @@ def shared_chat(
     num_arrivals = 240 if forever else num_requests
     arrivals = [
         Arrival(
-            0.0,
+            _first_then_others_s(min(index, num_requests - 1)),
             RequestSpec(
                 messages=_chat(questions[index % len(questions)]),
                 sampling=_sampling(draw.randint(max_tokens // 2, max_tokens), draw),
@@ -66,9 +66,7 @@ def long_document(
         Arrival(
             2.0 * index,
             RequestSpec(
-                messages=[
-                    {"role": "user", "content": f"{text}\n\n{asked[index % len(asked)]}"}
-                ],
+                messages=[{"role": "user", "content": f"{text}\n\n{asked[index % len(asked)]}"}],
                 sampling=_sampling(max_tokens, draw),
                 label=f"document {index + 1}",
             ),
@@ -136,7 +134,8 @@ def multi_turn(
             text = questions[chat % len(questions)] if first else draw.choice(FOLLOW_UPS)
             messages = _chat(text) if first else [{"role": "user", "content": text}]
             spec = RequestSpec(
-                messages=messages, sampling=_sampling(max_tokens, draw),
+                messages=messages,
+                sampling=_sampling(max_tokens, draw),
                 label=f"chat {chat + 1}, turn {turn + 1}",
             )
             follows = -1 if first else (turn - 1) * num_chats + chat
@@ -161,13 +160,21 @@ DOCUMENT_QUESTIONS = (
 )
 
 
+def _first_then_others_s(index: int) -> float:
+    """The second comes when the first has computed the shared prompt, so that it finds it."""
+    return 0.0 if index == 0 else round(0.3 + 0.2 * index, 1)
+
+
 def _chat(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
 def _sampling(max_tokens: int, draw: random.Random, ignore_eos: bool = False) -> SamplingParams:
     return SamplingParams(
-        temperature=0.7, top_p=0.95, seed=draw.randrange(2**31), max_tokens=max(1, max_tokens),
+        temperature=0.7,
+        top_p=0.95,
+        seed=draw.randrange(2**31),
+        max_tokens=max(1, max_tokens),
         ignore_eos=ignore_eos,
     )
 
