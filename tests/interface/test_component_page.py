@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from app.components.live_view.bundle import default_text
+
 from .component_browser import chromium, opened
 from .component_frames import Plan, frame_of
 
@@ -300,3 +302,33 @@ def test_the_first_second_shifts_nothing(browser: Browser) -> None:
             view.tick_to(6)
             view.settle()
             assert view.page.evaluate("moved") < 0.02, width
+
+
+SENTENCES = [
+    ("evict", {"num_blocks": 13, "to_tier": "G2", "for_request_id": "r5"},
+     "13 blocks were pushed out to DRAM because request 5 needed room."),
+    ("evict", {"num_blocks": 1, "to_tier": "", "for_request_id": "", "from_tier": "G3"},
+     "A block was dropped from disk."),
+    ("preempt", {"num_blocks": 9, "reason": "no_blocks", "how": "recompute"},
+     "Request 2 gave up 9 blocks and will be computed again: no block was free."),
+    ("share", {"num_blocks": 12, "num_tokens": 192, "other_request_id": "r1"},
+     "Request 2 shares 12 blocks with request 1: 192 tokens were not computed again."),
+    ("apply", {"changes": {"cache.k_format": "int8"}, "milliseconds": 41.26},
+     "Applied cache.k_format = int8 in 41.3 ms."),
+    ("store", {"num_blocks": 2, "tier": "G2", "num_bytes": 737280},
+     "2 blocks (720 KiB) were copied to DRAM."),
+]  # fmt: skip
+
+
+def test_events_are_told_in_plain_words(browser: Browser) -> None:
+    script = """async ([events, text]) => {
+      const {eventSentence, makeWords} = await import("/module.js");
+      return events.map((e) => eventSentence(e, __kvw.snapshot, makeWords(text)));
+    }"""
+    events = [
+        {"seq": i, "step": 3, "kind": kind, "request_id": "r2", "data": data}
+        for i, (kind, data, _) in enumerate(SENTENCES)
+    ]
+    with opened(browser) as view:
+        told = view.page.evaluate(script, [events, default_text()])
+    assert [line.replace("\u00a0", " ") for line in told] == [s for _, _, s in SENTENCES]

@@ -15,7 +15,10 @@ SOURCES = HERE / "src"
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", re.MULTILINE)
-_PUBLIC = "mount, Store, LiveStore, sharedStore, decodeFrame, openReplay, replayHtml, packFrames"
+_PUBLIC = (
+    "mount, Store, LiveStore, sharedStore, decodeFrame, openReplay, replayHtml, packFrames, "
+    "eventSentence, makeWords"
+)
 
 
 def files_in_order(entry: str = "entry.js") -> list[str]:

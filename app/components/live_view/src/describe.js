@@ -44,35 +44,48 @@ export function blockLine(frame, tierName, cell, words) {
   return parts.join(" · ");
 }
 
-// The sentence of an event: template `event.<kind>`, or `event.<kind>.<variant>` where one exists.
+// The sentence of an event: the most telling of `event.<kind>.<variant>[.one]` that has a text.
 export function eventSentence(event, snap, words) {
-  const values = { request: requestName(snap, event.request_id), step: event.step };
-  for (const [name, value] of Object.entries(event.data ?? {})) values[name] = readable(name, value, snap);
-  for (const variant of variants(event)) {
-    const key = `event.${event.kind}.${variant}`;
+  const values = { request: requestName(snap, event.request_id), step: event.step, kind: event.kind };
+  for (const [name, value] of Object.entries(event.data ?? {})) {
+    values[name] = readable(name, value, snap, words);
+  }
+  const single = Number(event.data?.num_blocks) === 1;
+  for (const variant of [...variants(event), ""]) {
+    const key = `event.${event.kind}${variant ? `.${variant}` : ""}`;
+    if (single && words.has(`${key}.one`)) return words(`${key}.one`, values);
     if (words.has(key)) return words(key, values);
   }
-  const key = `event.${event.kind}`;
-  return words.has(key) ? words(key, values) : words("event.other", { ...values, kind: event.kind });
+  return words("event.other", values);
 }
 
-// Which special wording fits, most telling first.
+// Which special wordings fit, most telling first.
 function variants(event) {
-  const data = event.data ?? {}, found = [];
-  if (event.kind === "evict") found.push(data.to_tier ? "to_tier" : "dropped", ...(data.for_request_id ? [] : ["quiet"]));
-  if (event.kind === "evict" && data.to_tier && !data.for_request_id) found.unshift("to_tier_quiet");
-  if (event.kind === "preempt") found.push(String(data.how ?? ""));
-  if (event.kind === "admit") found.push(data.num_cached ? "hit" : "miss");
-  if (event.kind === "engine") found.push(String(data.what ?? ""));
-  if (Number(data.num_blocks) === 1) found.unshift("one");
-  return found;
+  const data = event.data ?? {};
+  if (event.kind === "evict") {
+    if (data.to_tier) return data.for_request_id ? ["to_tier"] : ["to_tier_quiet"];
+    return data.for_request_id ? ["dropped"] : ["quiet"];
+  }
+  if (event.kind === "preempt") return [String(data.how ?? "")];
+  if (event.kind === "admit") return [data.num_cached ? "hit" : "miss"];
+  if (event.kind === "engine") return [String(data.what ?? "")];
+  return [];
 }
 
-function readable(name, value, snap) {
+// Values of an event as people read them: names for ids, tiers and reasons, units for bytes.
+function readable(name, value, snap, words) {
   if (name.endsWith("request_id")) return requestName(snap, value);
   if (name.endsWith("_bytes")) return bytes(value);
+  if (name.endsWith("tier")) return mediumName(snap, value);
+  if (name === "reason" && words.has(`reason.${value}`)) return words(`reason.${value}`);
   if (name === "changes" && value && typeof value === "object") {
     return Object.entries(value).map(([path, v]) => `${path} = ${v}`).join(", ");
   }
   return typeof value === "number" ? significant(value) : value === null ? "" : String(value);
+}
+
+// "DRAM" for G2, "disk" for G3, "HBM" for G1 whatever stands in for it.
+function mediumName(snap, name) {
+  const tier = snap.tiers.find((t) => t.name === name);
+  return tier ? tier.medium.replace(/\s*\(.*\)$/, "") : name;
 }
