@@ -1,8 +1,9 @@
-"""KV events in vLLM's schema (msgpack arrays with a tag), so that one viewer and one router serve
-this engine, vLLM and SGLang, plus the engine's own events told in plain words.
+"""KV events in vLLM's schema (msgpack), so that one viewer and one router serve this engine and
+vLLM, plus the engine's own events told in plain words.
 
-Schema: vLLM 0.33 `distributed/kv_events.py`, classes BlockStored, BlockRemoved, AllBlocksCleared
-and KVEventBatch; field order is part of the wire format.
+Schema: vLLM 0.32 `distributed/kv_events.py`, classes BlockStored, BlockRemoved, AllBlocksCleared
+and KVEventBatch. A batch is an array [ts, events, rank]; an event is a map whose `type` is the
+class name. `tests/peers/kv_events_vllm.py` decodes them with vLLM's own classes.
 """
 
 from typing import Any
@@ -12,8 +13,8 @@ import msgspec
 ExternalBlockHash = bytes | int
 
 
-class KVCacheEvent(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
-    """Base of the three events; the class name is the tag."""
+class KVCacheEvent(msgspec.Struct, gc=False, tag=True):
+    """Base of the three events; every field is written, for vLLM requires those that may be None."""
 
 
 class BlockStored(KVCacheEvent):

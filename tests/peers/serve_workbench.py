@@ -1,0 +1,45 @@
+"""This project as a contender: one engine for each shape of batch, cold, unwatched."""
+
+from typing import Any
+
+import torch
+from serve import Generate, Progress, serve
+
+from workbench import __version__
+from workbench.engine.engine import Engine
+from workbench.lab.bench_runs import bench_engine, bench_model, submit
+
+
+def load(options: dict[str, Any]) -> tuple[str, str, Generate]:
+    """The default model in the weight format `dtype`; fp32 weights go with fp32 pages."""
+    torch.set_num_threads(options["threads"])
+    weight_format = options["dtype"]
+    model = bench_model(weight_format, options.get("random_layers", 0))
+
+    def generate(prompts: list[list[int]], num_new: int, record: Progress) -> list[list[int]]:
+        engine = bench_engine(
+            model, num_seqs=len(prompts), num_tokens=len(prompts[0]) + num_new,
+            kv_format="fp32" if weight_format == "fp32" else "bf16",
+        )  # fmt: skip
+        try:
+            return run(engine, prompts, num_new, record)
+        finally:
+            engine.close()
+
+    return "workbench", __version__, generate
+
+
+def run(
+    engine: Engine, prompts: list[list[int]], num_new: int, record: Progress
+) -> list[list[int]]:
+    """All prompts at once, step by step to the end."""
+    tokens: dict[str, list[int]] = {submit(engine, prompt, num_new): [] for prompt in prompts}
+    while engine.has_work():
+        for output in engine.step():
+            tokens[output.request_id] += output.new_token_ids
+        record([len(ids) for ids in tokens.values()])
+    return list(tokens.values())
+
+
+if __name__ == "__main__":
+    serve(load)
