@@ -192,7 +192,8 @@ class _Sockets:
         for socket in (self.commands, self._outputs):
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.SNDHWM, 0)
-        self._frames.setsockopt(zmq.CONFLATE, 1)  # before connect: only the newest frame is kept
+        # Not CONFLATE: it also conflates, and may lose, the subscriptions that go the other way.
+        self._frames.setsockopt(zmq.RCVHWM, 4)
         self._outputs.setsockopt(zmq.SUBSCRIBE, b"")
         self.commands.connect(endpoints.commands)
         self._outputs.connect(endpoints.outputs)
@@ -227,9 +228,10 @@ class _Sockets:
 
     def take_frame(self) -> bytes | None:
         """The newest frame, if one came."""
-        if not self._frames.poll(0):
-            return None
-        return self._frames.recv()
+        frame = None
+        while self._frames.poll(0):
+            frame = self._frames.recv()
+        return frame
 
 
 def describe_death(code: int, endpoints: Endpoints) -> str:
