@@ -49,6 +49,7 @@ class BlockPool:
         self.last_used = np.zeros(size, np.int32)
         self.owner = np.full(size, NO_OWNER, np.uint8)
         self.evicted_step = np.full(size, -(10**6), np.int32)
+        self.moved_step = np.full(size, -(10**6), np.int32)  # came up from a tier
         self.mass = np.zeros(size, np.float32)
         self.cached = np.zeros(size, bool)
         self.row_of: list[Row | None] = [None] * size

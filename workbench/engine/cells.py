@@ -10,6 +10,7 @@ from workbench.cache.keys import PrivateKey, TierKey
 from workbench.snapshot import (
     FLAG_EVICTED,
     FLAG_HASHED,
+    FLAG_MOVING,
     FLAG_PINNED,
     FLAG_SHARED,
     NO_OWNER,
@@ -19,6 +20,7 @@ from workbench.snapshot import (
 )
 
 EVICTED_STEPS = 4  # how long a just evicted block is marked
+MOVED_STEPS = 4  # how long a block that came up from a tier is marked
 MOST_CELLS = 65_536
 
 Planes = dict[str, np.ndarray]
@@ -50,6 +52,8 @@ def hbm_cells(pool: BlockPool, shown_class: int) -> HbmCells:
     state |= np.where(cached, FLAG_HASHED, 0).astype(np.uint8)
     recent = pool.step - pool.evicted_step[ids] < EVICTED_STEPS
     state |= np.where(recent & ~cached, FLAG_EVICTED, 0).astype(np.uint8)
+    moved = pool.step - pool.moved_step[ids] < MOVED_STEPS
+    state |= np.where(moved & (refs > 0), FLAG_MOVING, 0).astype(np.uint8)
     planes = {
         "state": state,
         "owner": pool.owner[ids],
@@ -131,7 +135,7 @@ class TierCells:
                 continue
             private = isinstance(key, PrivateKey)
             state = STATE_OWNED if private else STATE_CACHED | FLAG_HASHED
-            planes["state"][cell] = state | (FLAG_PINNED if pinned else 0)
+            planes["state"][cell] = state | (FLAG_PINNED | FLAG_MOVING if pinned else 0)
             planes["owner"][cell] = owners.get(key, NO_OWNER)
             planes["age"][cell] = 255 - 255 * rank // len(rows)  # by rank: next to go is oldest
         self._planes = planes

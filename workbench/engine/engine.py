@@ -141,6 +141,9 @@ class Engine:
         self.streams[request.request_id] = Stream(self.model.tokenizer, request)
         self.retainer.add(request)
         self.scheduler.add(request)
+        ended = self._end_of(request) if spec.resume_tokens else None
+        if ended is not None:  # its stream was complete before the engine was restarted
+            self._finish(request, ended)
         return request.request_id
 
     def abort(self, request_id: str) -> bool:
@@ -154,7 +157,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        return bool(self.scheduler.waiting or self.scheduler.running or self._outbox)
 
     # ---- one step: schedule, run, update
 
@@ -214,10 +217,20 @@ class Engine:
         if self.shadow is not None:
             self.shadow.follow(batch, logits, tokens)
         for request, token in zip(batch.logit_requests, tokens, strict=True):
-            self._append(request, token)
+            self._isolated(request, self._append, request, token)
         for request in batch.requests:
             if not request.status.is_finished:
-                self.retainer.retain(request)
+                self._isolated(request, self.retainer.retain, request)
+
+    def _isolated(self, request: Request, act: Callable[..., None], *args: Any) -> None:
+        """Whatever goes wrong for one request (a user's policy, say) ends that request alone."""
+        try:
+            act(*args)
+        except Exception as error:  # the loop must go on for the others
+            reason = f"request {request.request_id} failed: {type(error).__name__}: {error}"
+            self.scheduler.finish(request, RequestStatus.FINISHED_ERROR, reason)
+            self._close(request)
+            self.log.tell("fail", request.request_id, error=reason)
 
     def _count(self, request: Request, count: int) -> None:
         start = request.num_computed_tokens
@@ -242,12 +255,9 @@ class Engine:
         request.last_token_s = now
         self.metrics.output_tokens.add(1)
         text = self.streams[request.request_id].push(token)
-        params = request.sampling
-        full = request.num_tokens >= self.config.model.max_model_len
-        if token in self.model.tokenizer.eos_ids and not params.ignore_eos:
-            self._finish(request, RequestStatus.FINISHED_STOPPED, [token], text)
-        elif request.num_output_tokens >= params.max_tokens or full:
-            self._finish(request, RequestStatus.FINISHED_LENGTH, [token], text)
+        ended = self._end_of(request)
+        if ended is not None:
+            self._finish(request, ended, [token], text)
         else:
             if self.config.cache.mode == "off":
                 self.stack.manager.rewind(request)
@@ -256,6 +266,16 @@ class Engine:
             self._emit(request, [token], text)
 
     # ---- ends
+
+    def _end_of(self, request: Request) -> RequestStatus | None:
+        """Why a request ends with its newest token, if it does."""
+        params = request.sampling
+        longest = min(self.config.model.max_model_len, self.model.arch.max_position)
+        if request.token_ids[-1] in self.model.tokenizer.eos_ids and not params.ignore_eos:
+            return RequestStatus.FINISHED_STOPPED
+        if request.num_output_tokens >= params.max_tokens or request.num_tokens >= longest:
+            return RequestStatus.FINISHED_LENGTH
+        return None
 
     def _finish(
         self,

@@ -269,7 +269,7 @@ class Fetcher:
             if row is None:
                 assert loaded is not None, "a swapped page is neither in HBM nor loaded"
                 ids = tuple(int(block) for block in blocks.table[:, page])
-                self.store.write_row(self.manager.parts(ids), loaded.pages[key])
+                self._write(ids, loaded.pages[key])
         return True
 
     def usable_pages(self, request: Request, hit: PrefixHit) -> tuple[list[np.ndarray], str]:
@@ -293,7 +293,11 @@ class Fetcher:
         blocks = self.manager.requests[request.request_id]
         for at, page in enumerate(pages):
             ids = tuple(int(block) for block in blocks.table[:, first + at])
-            self.store.write_row(self.manager.parts(ids), page)
+            self._write(ids, page)
+
+    def _write(self, ids: tuple[int, ...], page: np.ndarray) -> None:
+        self.store.write_row(self.manager.parts(ids), page)
+        self.manager.pool.moved_step[list(ids)] = self.manager.pool.step
 
     # ---- the way out
 
