@@ -21,6 +21,7 @@ def main() -> None:
     unfinished.mkdir(parents=True, exist_ok=True)
     # `save_pretrained` refuses a model that came from a GGUF, though its weights are plain by now.
     config = network.config
+    config.architectures = [type(network).__name__]
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()

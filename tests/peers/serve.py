@@ -1,7 +1,7 @@
 """How a contender of `workbench bench peers` talks: JSON lines, one batch of prompts a line.
 
     contender.py '{"model": folder, "dtype": "bf16", "threads": 2, ...}'
-    -> {"name": ..., "version": ...}                      once it is ready
+    -> {"name": ..., "version": ..., "threads": 2}        once it is ready
     <- {"prompts": [[ids]], "num_new": 64}
     -> {"whole_s", "whole_cpu_s", "decode_s", "decode_tokens", "token_ids": [[ids]]}
 
@@ -73,7 +73,8 @@ def serve(load: Callable[[dict[str, Any]], tuple[str, str, Generate]]) -> None:
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
             raise
-        say({"name": name, "version": version})
+        threads = sys.modules["torch"].get_num_threads()
+        say({"name": name, "version": version, "threads": threads})
         for line in sys.stdin:
             request = json.loads(line)
             try:

