@@ -54,14 +54,16 @@ class LaunchShape:
     num_warps: int
 
 
-def launch_shape(dot: tl.dtype, dim: int) -> LaunchShape:
+def launch_shape(dot: tl.dtype, spec: PageSpec) -> LaunchShape:
     """The largest shape that spills no registers on sm_90 (`tests/kernels/test_triton.py`).
 
     fp32 products keep their operands in registers, so their tiles are smaller.
     """
     if dot == tl.float32:
-        return LaunchShape(32, 32, 4) if dim <= 64 else LaunchShape(16, 16, 4)
-    return LaunchShape(64, 64, 4 if dim <= 64 else 8)
+        if spec.head_dim > 64:
+            return LaunchShape(16, 16, 4)
+        return LaunchShape(32, 16 if spec.v_format == "int4" else 32, 4)
+    return LaunchShape(64, 64, 4 if spec.head_dim <= 64 else 8)
 
 
 def attend(
@@ -85,7 +87,7 @@ def attend(
     q = q.contiguous()
     out = torch.zeros_like(q)
     lse = torch.full((tokens, num_heads), float("-inf"), device=q.device)
-    shape = launch_shape(dot_type(q.dtype, spec), dim)
+    shape = launch_shape(dot_type(q.dtype, spec), spec)
     tiles = cut_tiles(plan, share, shape.large_tile)
     launch = _Launch(q, arena, plan, layer, state, share, softmax_scale * LOG2_E)
     if tiles.small.numel():
@@ -114,7 +116,7 @@ class _Launch:
         spec = plan.spec
         self.q, self.plan, self.layer, self.state, self.scale = q, plan, layer, state, scale
         dot = dot_type(q.dtype, spec)
-        self.shape = launch_shape(dot, spec.head_dim)
+        self.shape = launch_shape(dot, spec)
         self.k_arena = arena.view(DTYPES[spec.k_format])
         self.v_arena = arena.view(DTYPES[spec.v_format])
         self.meta = arena.view(torch.float16)

@@ -69,7 +69,7 @@ def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> 
     """Decode, prefill and mass kernels of one page class."""
     dot = dot_type(query, spec)
     constants = layout_args(spec) | {"G": share, "DOT": dot, "HAS_LOG": False, "ROPE": False}
-    shape = launch_shape(dot, spec.head_dim)
+    shape = launch_shape(dot, spec)
     constants |= flags | {"BLOCK_N": shape.block_slots}
     warps = shape.num_warps
     arenas = {"k_arena": TYPES[DTYPES[spec.k_format]], "v_arena": TYPES[DTYPES[spec.v_format]]}
