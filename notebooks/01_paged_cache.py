@@ -214,11 +214,12 @@ engine.stop_shadow()
 #
 # ## 5. When it does not fit
 #
-# Requests grow as they write. When no block is free, the engine *preempts* one: it gives its blocks
-# back and waits. Later its tokens have to be computed once more, unless the blocks were kept in
-# slower, larger memory: here a **DRAM tier** below the HBM.
+# Requests grow as they write. When no block is free, the engine *preempts* one: it takes the
+# request's blocks away and lets it wait. Later those tokens have to be computed once more. Or the
+# blocks are **swapped**: copied to a larger, slower memory (the *DRAM tier*) and brought back when
+# there is room.
 #
-# **With the tier, how many tokens have to be computed twice, compared to without?**
+# **With swapping, how many tokens have to be computed twice, compared to without?**
 
 # %%
 twice = Prediction(["hardly any", "about half", "just as many"], bounds=[0.3, 0.8])
@@ -226,11 +227,11 @@ twice.ask()
 
 # %%
 NUM_WRITERS, NUM_WORDS = (3, 64) if FAST else (4, 96)
-TIGHT_MIB = 5.0 if FAST else 8.0
+TIGHT_MIB = 4.5 if FAST else 8.0
 
 
 def squeeze(**changes):
-    engine = make_engine(cache__hbm_budget_mib=TIGHT_MIB, tiers__gate=False, **changes)
+    engine = make_engine(cache__hbm_budget_mib=TIGHT_MIB, **changes)
     for index in range(NUM_WRITERS):
         prompt = f"Chapter {index + 1}. {QUESTIONS[index]} " + "Long ago, in a small town, " * 4
         engine.add_request(
@@ -242,24 +243,24 @@ def squeeze(**changes):
 
 
 alone = squeeze()
-tiered = squeeze(tiers__dram_mib=64.0)
+swapped = squeeze(tiers__dram_mib=64.0, scheduling__preemption="swap")
 
 # %%
-again = [int(view.numbers["recomputed_tokens"].value) for view in (alone, tiered)]
-preempted = [int(view.numbers["num_preemptions"].value) for view in (alone, tiered)]
-dram = tiered.tiers[1]
-twice.reveal(again[1] / again[0], f"{again[0]} tokens without the tier, {again[1]} with it")
+again = [int(view.numbers["recomputed_tokens"].value) for view in (alone, swapped)]
+preempted = [int(view.numbers["num_preemptions"].value) for view in (alone, swapped)]
+dram = swapped.tiers[1]
+twice.reveal(again[1] / again[0], f"{again[0]} tokens without the DRAM tier, {again[1]} with it")
 print(f"preemptions: {preempted[0]} without, {preempted[1]} with")
 down, up = (num_bytes / 2**20 for num_bytes in (dram.in_bytes_total, dram.out_bytes_total))
 print(f"from HBM to DRAM {down:.1f} MiB, back up {up:.1f} MiB")
 
 assert preempted[0] > 0 and again[0] > 0
-assert again[1] < again[0]
+assert again[1] < 0.3 * again[0]
 assert up > 0  # blocks did come back
 
 # %% [markdown]
-# (The engine normally fetches a block only when that is faster than computing it. Here we told it
-# always to fetch.)
+# Nothing is free: what is not computed twice now travels twice. Which of the two is faster depends
+# on the machine; in the dashboard both are figures.
 #
 # ## 6. What does a forgotten token cost?
 #
@@ -315,7 +316,7 @@ assert thin.kl_mean > 0.0  # every token was worth something
 # | pages | memory reserved for nothing | a table lookup |
 # | shared prefixes | memory and computation | hashing, and only equal beginnings count |
 # | int8 | half of the bytes | a little quality, some time to convert |
-# | a DRAM tier | computing again | traffic between the memories |
+# | swapping to DRAM | computing again | traffic between the memories |
 # | forgetting | blocks, for good | quality: measure it |
 #
 # **Go on:** `make app` opens the dashboard, where all of these are knobs that can be turned while

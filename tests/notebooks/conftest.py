@@ -15,14 +15,15 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 @pytest.fixture
-def lesson_path(monkeypatch: pytest.MonkeyPatch) -> Path:
+def lesson_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The notebooks' folder, first on the path as a kernel has it."""
     monkeypatch.syspath_prepend(str(NOTEBOOKS))
-    return NOTEBOOKS
+    yield NOTEBOOKS
+    sys.modules.pop("lesson", None)
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def engine() -> Engine:
     """Two requests under one beginning in a small engine with random weights."""
     config = replace_settings(
         EngineConfig(),
@@ -36,5 +37,4 @@ def engine() -> Iterator[Engine]:
             RequestSpec(token_ids=tokens, sampling=sampling, label=f"<reader> {index + 1}")
         )
         made.step()
-    yield made
-    sys.modules.pop("lesson", None)
+    return made

@@ -53,7 +53,7 @@ def test_frames_follow_while_a_cell_runs(engine: Engine) -> None:
     widget, steps = live_widget(), []
     grid = Grid(engine, widget)
     widget.observe(lambda change: steps.append(shown(widget)[0].step), names="frame")
-    now = iter(np.arange(1e9, 1e9 + 100))
+    now = iter(np.arange(1e12, 1e12 + 100))
     engine.clock.wall_s = lambda: float(next(now))  # type: ignore[method-assign]
     grid.step(4)
     assert steps[:4] == [3, 4, 5, 6]
@@ -135,3 +135,27 @@ def test_a_cell_keeps_its_bytes_worth_of_area(engine: Engine) -> None:
 def test_no_frame_no_picture() -> None:
     with pytest.raises(ValueError, match="not a frame"):
         frame_svg(b"nothing")
+
+
+def test_the_still_picture_follows_until_the_last_request_ends(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import IPython.display
+
+    pictures: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            pictures.append(data["image/svg+xml"])
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        pictures.append(data["image/svg+xml"])
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    grid = Grid(engine, note="two readers")
+    grid.show()
+    grid.step(2)
+    grid.run()
+    assert "step 2<" in pictures[0] and "step 4<" in pictures[1]
+    assert all("0 of" not in picture for picture in pictures)

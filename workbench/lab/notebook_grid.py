@@ -29,7 +29,8 @@ class Grid:
     """Shows one engine and steps it; the picture follows while a cell still runs.
 
     `canvas` is handed in, so that this package needs neither the dashboard nor a widget library.
-    Without one the grid is a still picture (SVG), drawn anew when a call of `step` ends.
+    Without one the grid is a still picture (SVG), drawn anew when a call of `step` ends and
+    requests are left.
     `note`: a line under the still picture.
     """
 
@@ -78,9 +79,9 @@ class Grid:
             self.step(16)
 
     def refresh(self) -> None:
-        """Draw the engine as it is now."""
+        """Draw the engine as it is now; the still picture keeps the last moment with a request."""
         self._draw()
-        if self._handle is not None:
+        if self._handle is not None and self.engine.has_work():
             self._handle.update(self._still(), raw=True)
 
     def frame(self) -> bytes:
