@@ -6,6 +6,8 @@ from torch import Tensor
 
 from workbench.request import Request, SamplingParams
 
+GREEDY_BELOW = 1e-5  # a temperature that small would only overflow
+
 
 def sample(logits: Tensor, requests: list[Request]) -> list[int]:
     """One token for each row of logits fp32 [n, vocab]; row i belongs to `requests[i]`."""
@@ -13,7 +15,7 @@ def sample(logits: Tensor, requests: list[Request]) -> list[int]:
         return []
     greedy: list[int] = logits.argmax(dim=-1).tolist()
     for row, request in enumerate(requests):
-        if request.sampling.temperature > 0:
+        if request.sampling.temperature > GREEDY_BELOW:
             greedy[row] = draw(logits[row], request.sampling, request.num_tokens)
     return greedy
 

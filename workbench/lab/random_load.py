@@ -105,7 +105,7 @@ class RandomLoad:
             self._change_phase()
         elif rng.random() < 0.09:
             self.change(rng.choice(("hot", "recode", "rebuild")[:: 1 if self._lossy_phase else 2]))
-        if rng.random() < 0.15:
+        if rng.random() < 0.35:
             self.damage()
         self.step()
 
