@@ -102,6 +102,20 @@ class Tab:
         """Wait until no run of the page is under way."""
         self.page.wait_for_selector('[data-test-script-state="notRunning"]', state="attached")
 
+    def drive(self) -> None:
+        """Take over if another tab drives."""
+        self.page.wait_for_function(
+            "document.querySelector('.st-key-quick_int8, .st-key-take_over')"
+        )
+        if self.key("take_over").count():
+            self.press("take_over")
+        self.page.wait_for_function(
+            "document.querySelector('.st-key-quick_int8 button')?.disabled === false"
+            " && window.__kvw.link.driver === sessionStorage.getItem('kvw-tab')"
+        )
+        self.page.wait_for_timeout(700)  # a tab that just took over reads its controls once more
+        self.settled()
+
     def slow(self) -> None:
         """Slow the engine down, so that it leaves the processor to the page."""
         self.page.get_by_label("Speed").select_option("0.1")

@@ -27,11 +27,19 @@ def browser(chromium_path: str) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Browser, dashboard: Dashboard) -> Iterator[Tab]:
+def first_tab(browser: Browser, dashboard: Dashboard) -> Iterator[Tab]:
     opened = Tab(browser, dashboard.url)
+    opened.drive()
     opened.slow()
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def tab(first_tab: Tab) -> Tab:
+    """The tab that stays open, driving."""
+    first_tab.drive()
+    return first_tab
 
 
 def test_the_first_picture_needs_nothing_configured(tab: Tab, dashboard: Dashboard) -> None:
@@ -119,8 +127,10 @@ def test_the_three_buttons(tab: Tab) -> None:
     tab.wait_snapshot("!s.tiers[1].enabled")
 
 
-def test_a_second_tab_watches_and_takes_over(browser: Browser, dashboard: Dashboard) -> None:
-    first = Tab(browser, dashboard.url)
+def test_a_second_tab_watches_and_takes_over(
+    tab: Tab, browser: Browser, dashboard: Dashboard
+) -> None:
+    first = tab
     second = Tab(browser, dashboard.url)
     second.key("take_over").wait_for()
     knob = "knob_scheduling_token_budget"
@@ -134,13 +144,12 @@ def test_a_second_tab_watches_and_takes_over(browser: Browser, dashboard: Dashbo
     second.press("take_over")
     first.key("take_over").wait_for()
     assert first.key(knob).locator("input").is_disabled()
-    second.page.wait_for_function(f"!document.querySelector('[class*=st-key-{knob}] input').disabled")
+    second.drive()
     second.key(knob).locator("input").focus()
     second.page.keyboard.press("ArrowRight")
     second.wait_setting("scheduling.token_budget", "256")
     second.close()
-    first.key("take_over").wait_for(state="detached")
-    first.close()
+    first.drive()
 
 
 def test_a_reload_keeps_driving(tab: Tab) -> None:
@@ -156,6 +165,7 @@ def test_a_link_is_offered_and_a_bad_setting_named(browser: Browser, dashboard: 
     tab = Tab(browser, link)
     tab.page.get_by_text("unknown setting 'cache.kformat'").wait_for()
     tab.key("offer").get_by_text("Apply these 2 changes").wait_for()
+    tab.drive()
     assert tab.setting("tiers.dram_mib") == 0
     tab.press("offer_apply")
     tab.wait_setting("tiers.dram_mib", "32")
@@ -194,6 +204,8 @@ def test_copy_gives_link_python_and_flags(tab: Tab) -> None:
     with tab.page.expect_download() as download:
         tab.press("download_snapshot")
     assert Path(download.value.path()).read_text().startswith("{")
+    dialog.get_by_label("Close").click()
+    dialog.wait_for(state="detached")
 
 
 def test_present_hides_the_knobs(tab: Tab) -> None:
@@ -201,7 +213,7 @@ def test_present_hides_the_knobs(tab: Tab) -> None:
     tab.key("knobs").wait_for(state="detached")
     tab.page.get_by_text("first blocks exist once").wait_for()
     settings = tab.snapshot("settings")
-    tab.page.get_by_role("button", name="End").click()
+    tab.page.get_by_role("button", name="End", exact=True).click()
     tab.key("knobs").wait_for()
     tab.settled()
     assert tab.key("knob_scheduling_token_budget").locator("input").get_attribute(
