@@ -5,6 +5,7 @@ URL its difference and `Engine.apply` its plan from the metadata kept here, and 
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -188,6 +189,7 @@ def _section_name(section: type) -> str:
     return next(name for name, kind in SECTIONS.items() if kind is section)
 
 
+@functools.cache
 def all_settings() -> "dict[str, dataclasses.Field[Any]]":
     """Every setting's dataclass field by its path, in display order."""
     return {

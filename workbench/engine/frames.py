@@ -1,11 +1,11 @@
 """Builds frames and snapshots: everything a viewer sees, copied out of the engine's owners."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.cache.keys import TierKey
-from workbench.config import all_settings, get_setting
+from workbench.config import EngineConfig, all_settings, get_setting
 from workbench.engine import request_views
 from workbench.engine.cells import HbmCells, Planes, TierCells, hbm_cells
 from workbench.engine.hardware import Hardware
@@ -41,6 +41,8 @@ class FrameBuilder:
         self._hardware = Hardware(engine.clock)
         self._ledger: tuple[list[LedgerLine], int] = ([], 0)
         self._num_built = 0
+        self._shown_config: EngineConfig | None = None
+        self._shown_settings: dict[str, Any] = {}
 
     def frame(self, seq: int, *, state: str, speed: float, detail: str) -> bytes:
         """One binary frame."""
@@ -87,7 +89,7 @@ class FrameBuilder:
             state_detail=detail,
             speed=speed,
             config_version=engine.config_version,
-            settings={path: get_setting(engine.config, path) for path in all_settings()},
+            settings=self._settings(),
             device=engine.device,
             stands_in=engine.device == "cpu",
             backend="triton" if engine.device == "cuda" else "torch",
@@ -116,6 +118,13 @@ class FrameBuilder:
             last_apply=engine.last_apply,
         )
         return snapshot, cells
+
+    def _settings(self) -> dict[str, Any]:
+        config = self._engine.config
+        if self._shown_config is not config:
+            self._shown_config = config
+            self._shown_settings = {path: get_setting(config, path) for path in all_settings()}
+        return self._shown_settings
 
     def _tier_grid(self, stats: TierStats) -> tuple[TierGrid, Planes]:
         engine = self._engine
@@ -153,11 +162,10 @@ class FrameBuilder:
         engine = self._engine
         pool = engine.stack.pool
         state = hbm.planes["state"] & 7
-        sizes = np.array([spec.page_bytes for spec in pool.classes])[
-            np.maximum(pool.slab_class[hbm.ids // pool.stride], 0)
-        ]
-        used = int(sizes[state == 2].sum())
-        cached = int(sizes[state == 1].sum())
+        per_slab = np.array([spec.page_bytes for spec in pool.classes])
+        sizes = np.repeat(per_slab[[cls for cls, _ in hbm.slabs]], [n for _, n in hbm.slabs])
+        by_state = np.bincount(state, weights=sizes, minlength=3)
+        cached, used = int(by_state[1]), int(by_state[2])
         lower = engine.hierarchy.stats().tiers
         loaded = sum(tier.loaded_bytes for tier in lower)
         stored = sum(tier.stored_bytes for tier in lower[:1]) or sum(

@@ -18,16 +18,18 @@ class Window:
         self._clock = clock
         self.window_s = window_s
         self._samples: deque[tuple[float, float]] = deque()
+        self._total = 0.0
 
     def add(self, value: float) -> None:
         """One more sample, now."""
         self._samples.append((self._clock.now_s(), value))
+        self._total += value
         self._trim()
 
     def _trim(self) -> None:
         oldest = self._clock.now_s() - self.window_s
         while self._samples and self._samples[0][0] < oldest:
-            self._samples.popleft()
+            self._total -= self._samples.popleft()[1]
 
     def values(self) -> list[float]:
         """Samples inside the window."""
@@ -64,9 +66,11 @@ class Window:
             why = "nothing in the window"
             return Number(value=None, unit=unit, window_s=self.window_s, why=why)
         elapsed = max(self._clock.now_s() - self._samples[0][0], 1e-3)
-        total = sum(value for _, value in self._samples)
         return Number(
-            value=total / elapsed, unit=unit, samples=len(self._samples), window_s=self.window_s
+            value=self._total / elapsed,
+            unit=unit,
+            samples=len(self._samples),
+            window_s=self.window_s,
         )
 
 
