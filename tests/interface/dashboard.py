@@ -76,7 +76,8 @@ class Tab:
     """One browser tab on the dashboard, with what the tests ask of it."""
 
     def __init__(
-        self, browser: Browser, url: str, width: int = 1280, height: int = 800, scheme: Any = "light"
+        self, browser: Browser, url: str, width: int = 1280, height: int = 800,
+        scheme: Any = "light",
     ) -> None:
         self.context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme
@@ -107,8 +108,9 @@ class Tab:
         self.page.wait_for_function(
             "document.querySelector('.st-key-quick_int8, .st-key-take_over')"
         )
-        if self.key("take_over").count():
-            self.press("take_over")
+        button = self.page.get_by_role("button", name="Take over").locator("visible=true")
+        if button.count():
+            button.first.click()
         self.page.wait_for_function(
             "document.querySelector('.st-key-quick_int8 button')?.disabled === false"
             " && window.__kvw.link.driver === sessionStorage.getItem('kvw-tab')"
