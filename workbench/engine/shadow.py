@@ -22,6 +22,8 @@ from workbench.snapshot import ShadowView
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
+CATCH_UP_TOKENS = 32
+
 
 class Shadow:
     """Twin of one request. Its work is outside the engine's batch and its metrics."""
@@ -82,19 +84,28 @@ class Shadow:
         row = batch.requests.index(self.request)
         count = int(batch.q_lens[row])
         target = self.request.num_computed_tokens
-        self._catch_up(target - count)
+        if not self._catch_up(target - count):
+            return
         mine = self._compute(target - self._twin.num_computed_tokens, wants_logits=True)
         if self.request in batch.logit_requests and mine is not None:
             at = batch.logit_requests.index(self.request)
             self._score(mine[0], logits[at], tokens[at])
 
-    def _catch_up(self, target: int) -> None:
-        """Compute what the request had before the shadow began, in the scheduler's chunks."""
-        if target < self._twin.num_computed_tokens:  # preempted: recomputed, its cache is the same
-            return
+    def _catch_up(self, target: int) -> bool:
+        """Compute what the request had before the shadow began; whether that is done.
+
+        In the scheduler's chunks for the prompt and one by one for the rest, because another split
+        rounds differently; at most CATCH_UP_TOKENS single ones a step, so that no step stalls.
+        """
         chunk = self._engine.config.scheduling.chunk_tokens
-        while self._twin.num_computed_tokens < target:
-            self._compute(min(chunk, target - self._twin.num_computed_tokens), wants_logits=False)
+        prompt = self.request.num_prompt_tokens + len(self.request.spec.resume_tokens)
+        for _ in range(CATCH_UP_TOKENS):
+            done = self._twin.num_computed_tokens
+            if done >= target:  # more than target: the request was preempted and is recomputed
+                break
+            count = min(chunk, prompt - done) if done < prompt else 1
+            self._compute(min(count, target - done), wants_logits=False)
+        return self._twin.num_computed_tokens >= target
 
     def _compute(self, count: int, *, wants_logits: bool) -> Tensor | None:
         if count <= 0:

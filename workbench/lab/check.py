@@ -28,6 +28,7 @@ class Check:
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self._model = model
+        self._evicted = 0
 
     def run(self, num_steps: int, progress: Callable[[str], None]) -> None:
         """`num_steps` random steps, then until nothing is left; stops at an exception."""
@@ -56,6 +57,10 @@ class Check:
             self.violations.append(f"I2: {held} blocks are held although nothing runs")
 
     def _after_step(self, step: int) -> None:
+        evicted = self.engine.stack.pool.num_evicted_rows
+        # a rebuild starts counting anew
+        self.counts["evictions"] += evicted - (self._evicted if evicted >= self._evicted else 0)
+        self._evicted = evicted
         view = self.engine.check_integrity()
         if not view.ok:
             self.violations.append(f"step {view.step}: {view.message}")
@@ -108,7 +113,7 @@ def _figures(check: Check, steps: int, seed: int) -> list[Figure]:
         ("check_steps", steps, f"seed {seed}, {totals['admit']} admissions"),
         ("check_violations", len(check.violations), "; ".join(check.violations[:NOTED])),
         ("check_preemptions", totals["preempt"], ""),
-        ("check_evictions", totals["evict"], ""),
+        ("check_evictions", check.counts["evictions"], "rows"),
         ("check_tier_faults", totals["tier_fault"], f"{done['injected_faults']} injected"),
         ("check_aborts_by_state", min(aborts.values()),
          "fewest of " + ", ".join(f"{state} {count}" for state, count in aborts.items())),

@@ -1,0 +1,52 @@
+"""Replaying the KV events reproduces the prefix index exactly (vLLM's schema)."""
+
+import msgspec
+import pytest
+
+from workbench.engine.engine import Engine
+from workbench.engine.random_launch import random_model
+from workbench.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from workbench.lab.random_load import RandomLoad, start_config
+
+
+class Replay:
+    """What a router would know: hash -> (parent, tokens, block size)."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, tuple] = {}
+        self.batches = 0
+
+    def __call__(self, batch: KVEventBatch) -> None:
+        wire = msgspec.msgpack.encode(batch)
+        self.batches += 1
+        for event in msgspec.msgpack.decode(wire, type=KVEventBatch).events:
+            if isinstance(event, BlockStored):
+                for key in event.block_hashes:
+                    assert key not in self.known, "stored twice"
+                    assert len(event.token_ids) == event.block_size
+                    self.known[key] = (
+                        event.parent_block_hash, tuple(event.token_ids), event.block_size
+                    )  # fmt: skip
+            elif isinstance(event, BlockRemoved):
+                for key in event.block_hashes:
+                    del self.known[key]  # KeyError: removed without having been stored
+            else:
+                assert isinstance(event, AllBlocksCleared)
+                self.known.clear()
+
+
+def index_of(engine: Engine) -> dict[bytes, tuple]:
+    return {row.key: (row.parent_key, row.token_ids, engine.config.cache.block_size)
+            for row in engine.stack.pool.index.rows()}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replay_reproduces_the_index(seed: int) -> None:
+    replay = Replay()
+    engine = Engine(start_config(), random_model(3), on_kv_events=replay)
+    load = RandomLoad(engine, seed)
+    for _ in range(150):
+        load.turn()
+        assert replay.known == index_of(engine)
+    assert replay.batches > 5
+    engine.hierarchy.close()

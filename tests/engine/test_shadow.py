@@ -1,0 +1,57 @@
+"""I11: the identity setting on the same schedule costs exactly nothing; a lossy one costs something."""
+
+import pytest
+
+from tests.engine.harness import Runner, build, tokens
+
+
+def shadowed(changes: dict, num_tokens: int = 30, steps_before: int = 0) -> object:
+    runner = Runner(build(changes))
+    request_id = runner.add(tokens(50), num_tokens)
+    runner.step(steps_before)
+    runner.engine.start_shadow(request_id)
+    runner.drain()
+    return runner.engine.shadow.view()
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"cache.grouping": "halves"}, {"cache.block_size": 16}, {"scheduling.chunk_tokens": 7},
+    {"cache.allocation": "contiguous"},
+])  # fmt: skip
+def test_identity_is_exact(changes: dict) -> None:
+    view = shadowed(changes)
+    assert view.num_scored_tokens == 30
+    assert view.kl_mean == 0.0 and view.kl_last == 0.0
+    assert view.agreement == 1.0 and view.first_differing_token == -1
+    assert view.state == "finished"
+
+
+def test_shadow_that_begins_in_the_middle() -> None:
+    view = shadowed({}, steps_before=9)
+    assert 0 < view.num_scored_tokens < 30
+    assert view.kl_mean == 0.0 and view.agreement == 1.0
+
+
+def test_each_format_has_its_price() -> None:
+    kl = {name: shadowed({"cache.k_format": name, "cache.v_format": name}).kl_mean
+          for name in ("bf16", "int8", "int4")}  # fmt: skip
+    assert 0 < kl["bf16"] < kl["int8"] < kl["int4"]
+
+
+def test_eviction_has_its_price() -> None:
+    view = shadowed({"retention.policy": "sink+window", "retention.budget_tokens": 16,
+                     "retention.sink_tokens": 4, "retention.window_tokens": 8})  # fmt: skip
+    assert view.kl_mean > 0
+
+
+def test_shadow_changes_no_tokens_and_gives_its_memory_back() -> None:
+    prompt = tokens(50)
+    plain = Runner(build()).one(prompt, 20)
+    runner = Runner(build())
+    request_id = runner.add(prompt, 20)
+    runner.engine.start_shadow(request_id)
+    assert runner.engine.shadow.num_bytes > 0
+    runner.drain()
+    assert runner.outputs[request_id] == plain
+    runner.engine.stop_shadow()
+    assert runner.engine.shadow is None

@@ -1,0 +1,213 @@
+"""Retention: pages are really freed, positions stay, and what was computed since is never shared."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.harness import Runner, build, model, pages, tokens
+from workbench.cache.retention import StoredPages
+from workbench.config import RetentionSettings
+from workbench.errors import CapacityError
+from workbench.structural.retention.observer import MassObserver
+from workbench.structural.retention.policies import AttentionMass, KeepAll, SinkWindow
+
+POLICIES = ["sink+window", "attention-mass"]
+
+
+def kept(policy: str, budget: int = 32, **more: object) -> dict[str, object]:
+    return {"retention.policy": policy, "retention.budget_tokens": budget,
+            "retention.sink_tokens": 4, "retention.window_tokens": 12} | more  # fmt: skip
+
+
+@pytest.mark.parametrize("grouping", ["model", "halves"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_budget_holds_and_pages_are_really_freed(policy: str, grouping: str) -> None:
+    runner = Runner(build(kept(policy) | {"cache.grouping": grouping, "cache.prefix_caching": False,
+                                          "scheduling.chunk_tokens": 8}))  # fmt: skip
+    request_id = runner.add(tokens(20), 120)
+    manager, pool = runner.engine.stack.manager, runner.engine.stack.pool
+    while runner.engine.has_work():
+        runner.step()
+        blocks = manager.requests.get(request_id)
+        if blocks is None:
+            break
+        groups = len(manager.classes)
+        assert (blocks.stored_len <= 32 + 3).all()
+        assert int((pool.ref_cnt > 0).sum()) == int(blocks.num_pages.sum()) <= 9 * groups
+    assert len(runner.outputs[request_id]) == 120
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_positions_stay_and_sinks_and_window_are_protected(policy: str) -> None:
+    runner = Runner(build(kept(policy)))
+    request_id = runner.add(tokens(20), 80)
+    runner.step(60)
+    request = runner.engine.requests[request_id]
+    blocks = runner.engine.stack.manager.requests[request_id]
+    first = blocks.page_pos[0, : blocks.num_pages[0]]
+    stored = np.concatenate([np.arange(start, start + 4) for start in first])
+    stored = stored[stored < request.num_computed_tokens]
+    assert set(range(4)) <= set(stored.tolist()), "sinks"
+    assert set(range(request.num_computed_tokens - 8, request.num_computed_tokens)) <= set(
+        stored.tolist()
+    ), "window"
+    evicted = runner.engine.retainer.observers[request_id].evicted
+    assert set(np.flatnonzero(evicted)) == set(range(request.num_computed_tokens)) - set(
+        stored.tolist()
+    )
+    runner.drain()
+
+
+def test_kept_tokens_attend_as_if_the_rest_were_masked() -> None:
+    """The step after an eviction equals full attention with the evicted positions masked out."""
+    runner = Runner(build(kept("sink+window", 16, **{"scheduling.chunk_tokens": 64,
+                                                     "scheduling.token_budget": 64})))  # fmt: skip
+    prompt = tokens(40)
+    request_id = runner.add(prompt, 2)
+    runner.step()  # the whole prompt, then the eviction
+    blocks = runner.engine.stack.manager.requests[request_id]
+    first = blocks.page_pos[0, : blocks.num_pages[0]]
+    visible = np.concatenate([np.arange(start, start + 4) for start in first]).tolist()
+    token = runner.outputs[request_id][0]
+    wanted = _masked_logits(prompt + [token], [at for at in visible if at < 40])
+    runner.step()
+    assert runner.outputs[request_id][1] == int(wanted.argmax())
+
+
+def _masked_logits(text: list[int], visible: list[int]) -> torch.Tensor:
+    """Logits of the last token when it sees only `visible` and itself; the others see all."""
+    decoder = model().decoder
+    count = len(text)
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(count, count, dtype=torch.bool).tril()
+        mask[-1] = False
+        mask[-1, [*visible, count - 1]] = True
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, enable_gqa=True
+        )
+        return out[0].transpose(0, 1).flatten(1)
+
+    with torch.inference_mode():
+        rows = torch.arange(count)
+        return decoder.forward(torch.tensor(text), rows, attend, torch.tensor([count - 1]))[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_computed_after_an_eviction_is_indexed(policy: str) -> None:
+    runner = Runner(build(kept(policy, **{"scheduling.chunk_tokens": 20})))
+    prompt = tokens(20)
+    request_id = runner.add(prompt, 80)
+    runner.drain()
+    text = prompt + runner.outputs[request_id]
+    indexed = len(runner.engine.stack.pool.index)
+    assert indexed <= 9, "only what was computed before the first eviction"
+    probe = runner.add(text[:60], 1)
+    runner.step()
+    assert runner.engine.finished[probe].num_cached_tokens <= 36 if probe in (
+        runner.engine.finished) else runner.engine.requests[probe].num_cached_tokens <= 36
+    runner.drain()
+
+
+def test_earlier_rows_are_still_hit_by_others() -> None:
+    runner = Runner(build(kept("sink+window", 16)))
+    prompt = tokens(15)
+    first = runner.add(prompt, 60)
+    runner.step(40)
+    assert runner.engine.retainer.observers[first].num_evicted > 0
+    other = runner.add(prompt, 4)
+    runner.step()
+    assert runner.engine.requests[other].num_cached_tokens == 12
+    runner.drain()
+
+
+def test_an_eviction_takes_a_shared_page_from_its_own_table_only() -> None:
+    runner = Runner(build(kept("sink+window", 16)))
+    prompt = tokens(15)
+    ids = [runner.add(prompt, 40)]
+    runner.step(2)
+    ids.append(runner.add(prompt, 3, priority=1))
+    runner.drain()
+    alone = Runner(build(kept("sink+window", 16))).one(prompt, 3)
+    assert runner.outputs[ids[1]] == alone
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_evictions_after_a_preemption(preemption: str) -> None:
+    """A swapped request comes back without its evicted pages, a recomputed one with all."""
+    runner = Runner(build(kept("sink+window", 24) | {
+        "cache.hbm_budget_mib": pages(32), "tiers.dram_mib": 0.5,
+        "scheduling.preemption": preemption}))  # fmt: skip
+    runner.add(tokens(20), 10)
+    request_id = runner.add(tokens(20, 1), 60)
+    runner.step(30)
+    request = runner.engine.requests[request_id]
+    gone = runner.engine.retainer.observers[request_id].num_evicted
+    assert gone > 0
+    runner.engine.scheduler.preempt(request, "test")
+    runner.check()
+    runner.until(lambda: request.status.value == "running")
+    blocks = runner.engine.stack.manager.requests[request_id]
+    evicted = runner.engine.retainer.observers[request_id].num_evicted
+    assert evicted == request.num_computed_tokens - int(blocks.stored_len[0])
+    if preemption == "swap":
+        assert evicted >= gone
+    runner.drain()
+    assert len(runner.outputs[request_id]) == 60
+
+
+def test_switching_retention_off_must_not_lose_a_request() -> None:
+    runner = Runner(build(kept("sink+window", 32) | {"cache.hbm_budget_mib": pages(32)}))
+    request_id = runner.add(tokens(20), 180)
+    runner.step(150)
+    with pytest.raises(CapacityError, match="request 1 would need .* blocks and the whole pool"):
+        runner.engine.apply({"retention.policy": "none"})
+    runner.drain()
+    assert len(runner.outputs[request_id]) == 180
+
+
+def test_a_kept_set_costs_what_it_leaves_out() -> None:
+    """Shadow KL: exactly 0 while everything is kept; with a budget, above 0."""
+    cost = {}
+    for budget in (16, 128):
+        runner = Runner(build(kept("attention-mass", budget)))
+        request_id = runner.add(tokens(40), 30)
+        runner.engine.start_shadow(request_id)
+        runner.drain()
+        cost[budget] = runner.engine.shadow.view().kl_mean
+    assert cost[128] == 0.0 < cost[16]
+
+
+def stored(first: list[int], rates: list[float], num_tokens: int) -> StoredPages:
+    return StoredPages(np.array(first), np.array(rates), 4 * len(first), num_tokens, 4)
+
+
+SETTINGS = RetentionSettings(policy="none", budget_tokens=16, sink_tokens=4, window_tokens=4)
+
+
+def test_policies_choose() -> None:
+    at = stored([0, 4, 8, 12, 16, 20], [9.0, 0.3, 0.1, 0.2, 0.4, 0.0], 24)
+    assert KeepAll().choose(at, SETTINGS) == []
+    assert SinkWindow().choose(at, SETTINGS) == [1, 2]
+    assert AttentionMass().choose(at, SETTINGS) == [2, 3]
+
+
+def test_sinks_and_window_outweigh_the_budget() -> None:
+    wide = RetentionSettings(policy="none", budget_tokens=16, sink_tokens=16, window_tokens=12)
+    at = stored(list(range(0, 28, 4)), [0.0] * 7, 28)
+    assert SinkWindow().choose(at, wide) == []
+    assert AttentionMass().choose(at, wide) == []
+
+
+def test_age_is_no_advantage() -> None:
+    """A rate is mass per query that could see the token."""
+    observer = MassObserver(16)
+    observer.observe(np.arange(8), np.full(8, 0.5), 4)
+    assert observer.seen[:8].tolist() == [4, 4, 4, 4, 4, 3, 2, 1]
+    assert observer.rate(0, 8)[7] == pytest.approx(0.5)
+    assert observer.rate(0, 8)[0] == pytest.approx(0.125)
+    assert observer.kept_share(8) == 1.0
+    observer.mark_evicted(np.array([0]), 4)
+    assert observer.num_evicted == 4
+    assert observer.kept_share(8) == pytest.approx(1 - 0.5 / observer.rate(0, 8).sum())
