@@ -10,7 +10,7 @@ import pytest
 
 from workbench.engine.engine import Engine
 from workbench.errors import SettingError
-from workbench.lab.frame_svg import frame_svg
+from workbench.lab.frame_svg import frame_line, frame_svg
 from workbench.lab.notebook_grid import Grid
 from workbench.snapshot import FLAG_SHARED, STATE_FREE, decode_frame
 
@@ -110,6 +110,7 @@ def test_the_picture_has_every_block_once_and_tells_its_numbers(engine: Engine) 
     assert shared and sum(path.get("d", "").count("M") for path in edges) == 2 * shared
     used = int(((state & 7) == 2).sum())
     assert f"{used} of {len(state)} blocks in use" in root.get("aria-label", "")
+    assert root.get("aria-label") == frame_line(frame)
     words = [text.text for text in root.iter(SVG + "text")]
     assert "<reader> 1" in words and "a & b" in words
     assert int(((state & 7) == STATE_FREE).sum()) > 0

@@ -17,6 +17,7 @@ from workbench.snapshot import (
 
 WIDTH = 760
 MARGIN = 16
+NUM_NAMES = 8  # of requests in the legend
 LINE = 20  # height of a line of text
 HEIGHT_OF = {"G1": 168, "G2": 72, "G3": 72}  # of a tier's cells
 PAPER, INK, QUIET, HAIR = "#ffffff", "#1f2430", "#6b7280", "#d5d8de"
@@ -57,6 +58,12 @@ def frame_svg(frame: bytes, *, note: str = "") -> str:
         f'font-family="{FONT}">'
         f'<rect width="100%" height="100%" rx="6" fill="{PAPER}"/>' + "".join(parts) + "</svg>"
     )
+
+
+def frame_line(frame: bytes) -> str:
+    """The same picture in one line of words; raises ValueError for anything but a frame."""
+    snapshot, cells, _ = decode_frame(frame)
+    return _title(snapshot, snapshot.grid[0], cells[0])
 
 
 def _title(snapshot: Snapshot, grid: TierGrid, planes: dict[str, np.ndarray]) -> str:
@@ -154,7 +161,8 @@ def _legend(snapshot: Snapshot) -> list[tuple[str, str]]:
         (OWNERS[view.owner % len(OWNERS)], view.label or f"request {view.request_id}")
         for view in holders
     ]
-    return names[:8]
+    more = [("", f"and {len(names) - NUM_NAMES} more")] if len(names) > NUM_NAMES else []
+    return names[:NUM_NAMES] + more
 
 
 def _line(items: list[tuple[str, str]], y: float) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from workbench.engine.engine import Engine
 from workbench.errors import SettingError, WorkbenchError
-from workbench.lab.frame_svg import frame_svg
+from workbench.lab.frame_svg import frame_line, frame_svg
 from workbench.lab.workloads import make_workload
 
 FRAMES_PER_S = 10.0
@@ -94,7 +94,11 @@ class Grid:
         return frame_svg(self.frame(), note=self.note)
 
     def _still(self) -> dict[str, str]:
-        return {"image/svg+xml": self.svg(), "text/plain": "the grid of blocks"}
+        frame = self.frame()
+        return {
+            "image/svg+xml": frame_svg(frame, note=self.note),
+            "text/plain": frame_line(frame),
+        }
 
     def _draw(self) -> None:
         self._sent_s = self.engine.clock.wall_s()
