@@ -53,8 +53,9 @@ def write(num_tokens):
 #
 # The memory is cut into **blocks**, each with room for the keys and values of 16 tokens. A request
 # takes one block, fills it, takes the next. In the grid every square is one block: outlined means
-# free, coloured means in use. *On a GPU this memory would be the HBM; here the CPU's memory stands
-# in for it.*
+# free, coloured means in use, pale and hatched means that its request is over but the block is kept
+# until the room is needed. *On a GPU this memory would be the HBM; here the CPU's memory stands in
+# for it.*
 
 # %%
 engine = make_engine()
@@ -298,7 +299,7 @@ thin, thin_request = forget(
 # %%
 forgotten.reveal(thin.kl_mean, f"KL {thin.kl_mean:.3f} nats a token")
 print(f"dropped {thin_request.num_evicted_tokens} tokens of {thin_request.num_tokens}")
-print(f"their neighbours keep {thin_request.kept_mass:.0%} of the attention seen so far")
+print(f"the tokens that stay hold {thin_request.kept_mass:.0%} of the attention seen so far")
 print(f"same most likely token: {whole.agreement:.0%} with all, {thin.agreement:.0%} with 128")
 
 assert whole.kl_mean == 0.0 and whole_request.num_evicted_tokens == 0  # exactly nothing changes
