@@ -14,7 +14,7 @@ ExternalBlockHash = bytes | int
 
 
 class KVCacheEvent(msgspec.Struct, gc=False, tag=True):
-    """Base of the three events; every field is written, for vLLM requires those that may be None."""
+    """Base of the three events; every field is written, for vLLM requires some that may be None."""
 
 
 class BlockStored(KVCacheEvent):

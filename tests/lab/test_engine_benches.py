@@ -25,7 +25,7 @@ def test_decode_figures() -> None:
     )  # fmt: skip
     figures = by_name(decode_bench.measure(told.append, plan=plan))
     for name in ("decode_tok_per_s_bf16_b1_p8", "request_tok_per_s_fp32_b3_p8",
-                 "memory_read_gb_per_s", "bandwidth_share_b1", "bandwidth_share_b1_fp32"):  # fmt: skip
+                 "memory_read_gb_per_s", "bandwidth_share_b1"):  # fmt: skip
         value = figures[name].value
         assert value is not None and value > 0
     assert "attention" in figures["decode_tok_per_s_bf16_b1_p8"].note

@@ -56,7 +56,8 @@ def test_vllm_decodes_them(repo_root: Path) -> None:
     told = recorded()
     messages = [msgspec.msgpack.encode(batch) for batch in told]
     data = b"".join(struct.pack("<I", len(message)) + message for message in messages)
-    done = subprocess.run([python, repo_root / SCRIPT], input=data, capture_output=True, timeout=200)
+    command = [python, repo_root / SCRIPT]
+    done = subprocess.run(command, input=data, capture_output=True, timeout=200)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     decoded = json.loads(done.stdout.splitlines()[-1])["batches"]
     assert len(decoded) == len(told)

@@ -1,6 +1,6 @@
 """Write a GGUF as a Hugging Face folder in fp32, for peers that read no GGUF.
 
-    .venv-peers/bin/python tests/peers/convert_model.py MODEL.gguf FOLDER
+.venv-peers/bin/python tests/peers/convert_model.py MODEL.gguf FOLDER
 """
 
 import sys

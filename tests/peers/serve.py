@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 
-
 class Progress:
     """When each request had how many tokens.
 

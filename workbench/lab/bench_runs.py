@@ -58,7 +58,11 @@ def bench_model(weight_format: str, random_layers: int = 0) -> LoadedModel:
 
 
 def bench_engine(
-    model: LoadedModel, *, num_seqs: int, num_tokens: int, kv_format: str = "bf16",
+    model: LoadedModel,
+    *,
+    num_seqs: int,
+    num_tokens: int,
+    kv_format: str = "bf16",
     **changes: Any,
 ) -> Engine:
     """An engine whose budget holds `num_seqs` requests of `num_tokens` tokens, cold, unwatched.
@@ -80,7 +84,7 @@ def bench_engine(
     }  # fmt: skip
     settings |= {path.replace("__", "."): value for path, value in changes.items()}
     engine = Engine(replace_settings(EngineConfig(), settings), model)
-    engine.observe_mass = False  # nobody looks
+    engine.retainer.for_display = False  # nobody looks
     return engine
 
 

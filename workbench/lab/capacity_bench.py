@@ -87,7 +87,9 @@ def admit(setting: str, plan: CapacityPlan) -> CapacityResult:
 
 def _tokens_figure(name: str, result: CapacityResult, plan: CapacityPlan) -> Figure:
     return Figure(
-        name=f"capacity_tokens_{name}", value=result.num_tokens, unit="tokens",
+        name=f"capacity_tokens_{name}",
+        value=result.num_tokens,
+        unit="tokens",
         note=f"requests of {plan.prompt_tokens} tokens until refusal in {plan.budget_mib:g} MiB, "
         f"{result.num_pages} pages of {result.page_bytes:,} bytes",
     )
@@ -97,7 +99,8 @@ def _ratio_figure(
     name: str, result: CapacityResult, base: CapacityResult, plan: CapacityPlan
 ) -> Figure:
     return Figure(
-        name=f"capacity_ratio_{name}", value=result.num_tokens / base.num_tokens,
+        name=f"capacity_ratio_{name}",
+        value=result.num_tokens / base.num_tokens,
         note=f"tokens until refusal over bf16's {base.num_tokens} in {plan.budget_mib:g} MiB; by "
         f"page bytes {base.page_bytes / result.page_bytes:.3f}",
     )
@@ -106,7 +109,9 @@ def _ratio_figure(
 def _rss_figure(name: str, result: CapacityResult) -> Figure:
     error = 100.0 * (result.rss_growth_bytes / result.ledger_bytes - 1.0)
     return Figure(
-        name=f"rss_error_{name}", value=error, unit="%",
+        name=f"rss_error_{name}",
+        value=error,
+        unit="%",
         note=f"process grew by {result.rss_growth_bytes / 2**20:.1f} MiB, ledger "
         f"{result.ledger_bytes / 2**20:.1f} MiB (written pages and scratch)",
     )
@@ -162,7 +167,8 @@ def _slowdown_figure(name: str, steps: dict[str, list[StepView]], plan: Capacity
     own, base = (median(view.wall_ms for view in steps[key]) for key in (name, "bf16"))
     cpu, base_cpu = (median(view.cpu_ms for view in steps[key]) for key in (name, "bf16"))
     return Figure(
-        name=f"decode_slowdown_{name}", value=own / base,
+        name=f"decode_slowdown_{name}",
+        value=own / base,
         note=f"{plan.num_seqs} x {plan.context_tokens} tokens, {len(steps[name])} steps each in "
         f"turns, CPU time ratio {cpu / base_cpu:.2f}; {step_parts(steps[name])}; bf16 "
         f"{step_parts(steps['bf16'])}",

@@ -66,7 +66,7 @@ def _fill(model: LoadedModel, task: CapacityTask) -> CapacityResult:
         "scheduling.chunk_tokens": 16384,
     }  # fmt: skip
     engine = Engine(replace_settings(EngineConfig(), settings), model)
-    engine.observe_mass = False
+    engine.retainer.for_display = False
     capacity = engine.stack.manager.capacity_pages * engine.config.cache.block_size
     count = capacity // task.prompt_tokens + 2  # at least one too many
     for prompt in random_prompts(model.arch.vocab_size, count, task.prompt_tokens, 0):

@@ -74,7 +74,9 @@ def _run(model: LoadedModel, case: Case, plan: DecodePlan, repeat: int) -> Timed
     """One cold run of one case in an engine of its own; the prompts differ at each repeat."""
     weight_format, batch, prompt_tokens = case
     engine = bench_engine(
-        model, num_seqs=batch, num_tokens=prompt_tokens + plan.num_new,
+        model,
+        num_seqs=batch,
+        num_tokens=prompt_tokens + plan.num_new,
         kv_format="fp32" if weight_format == "fp32" else "bf16",
     )
     try:
@@ -102,20 +104,24 @@ def _case_figures(case: Case, runs: list[TimedRun]) -> list[Figure]:
         ),
         Figure(
             name=f"request_tok_per_s_{name}", value=median(run.whole_rate for run in runs),
-            unit="tok/s", note=f"whole request, prompt included, {repeats}, {cpu:.1f} ms CPU a token",
+            unit="tok/s", note=f"prompt included, {repeats}, {cpu:.1f} ms CPU a token",
         ),
     ]  # fmt: skip
 
 
 def _bandwidth_figures(
-    plan: DecodePlan, models: dict[str, LoadedModel], gb_per_s: float,
+    plan: DecodePlan,
+    models: dict[str, LoadedModel],
+    gb_per_s: float,
     runs: dict[Case, list[TimedRun]],
 ) -> list[Figure]:
     """Weight bytes per second at batch 1 over the bandwidth measured in the same run."""
     threads = torch.get_num_threads()
     figures = [
         Figure(
-            name="memory_read_gb_per_s", value=gb_per_s, unit="GB/s",
+            name="memory_read_gb_per_s",
+            value=gb_per_s,
+            unit="GB/s",
             note=f"sum of a buffer of {plan.buffer_bytes / 2**20:.0f} MiB, {threads} threads, best",
         )
     ]
@@ -128,7 +134,8 @@ def _bandwidth_figures(
         suffix = "" if weight_format == "bf16" else f"_{weight_format}"
         figures.append(
             Figure(
-                name=f"bandwidth_share_b1{suffix}", value=num_bytes / step_s / 1e9 / gb_per_s,
+                name=f"bandwidth_share_b1{suffix}",
+                value=num_bytes / step_s / 1e9 / gb_per_s,
                 note=f"{num_bytes / 1e6:.0f} MB of {weight_format} weights read in a step of "
                 f"{step_s * 1e3:.1f} ms, over {gb_per_s:.1f} GB/s",
             )

