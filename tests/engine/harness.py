@@ -1,4 +1,4 @@
-"""A small engine over a random model, stepped under all invariants, and the naive loop beside it."""
+"""A small engine over a random model, stepped under all invariants, beside the naive loop."""
 
 import functools
 from collections.abc import Callable

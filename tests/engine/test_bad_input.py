@@ -129,8 +129,8 @@ def test_bad_sampling(values: dict[str, float], sentence: str) -> None:
 
 
 def test_format_that_does_not_fit_a_slab() -> None:
-    engine = build({"cache.k_format": "int4", "cache.v_format": "int4",
-                    "cache.hbm_budget_mib": 0.0625, "cache.block_size": 64}, num_layers=8)  # fmt: skip
+    small = {"cache.k_format": "int4", "cache.v_format": "int4"}
+    engine = build(small | {"cache.hbm_budget_mib": 0.0625, "cache.block_size": 64}, num_layers=8)
     with pytest.raises(CapacityError) as error:
         engine.apply({"cache.k_format": "fp32", "cache.v_format": "fp32"})
     says(error, "cache.k_format = fp32 makes a page of 0.12 MiB, larger than a slab",

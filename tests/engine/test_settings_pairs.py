@@ -62,7 +62,8 @@ def covering_array(values: dict[str, tuple[Any, ...]], seed: int = 0) -> list[Ro
         for name in rng.sample(list(values), len(values)):
             if name not in row:
                 row[name] = max(values[name], key=lambda value: _gain(row, name, value, missing))
-        missing -= {(one, row[one], two, row[two]) for one, two in itertools.combinations(values, 2)}
+        pairs = itertools.combinations(values, 2)
+        missing -= {(one, row[one], two, row[two]) for one, two in pairs}
         rows.append(row)
     return rows
 

@@ -1,4 +1,4 @@
-"""I11: the identity setting on the same schedule costs exactly nothing; a lossy one costs something."""
+"""I11: the identity setting on the same schedule costs exactly nothing; a lossy one does."""
 
 import pytest
 

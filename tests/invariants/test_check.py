@@ -12,9 +12,9 @@ from workbench.lab.planted import PLANTED, catch
 from workbench.lab.random_load import ABORT_STATES
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [3, 4])
 def test_random_run_violates_nothing(seed: int) -> None:
-    check = Check(model(2 + seed), seed)
+    check = Check(model(seed - 1), seed)
     check.run(200, lambda text: None)
     assert check.violations == []
     assert check.engine.log.totals["preempt"] > 10 and check.counts["evictions"] > 50

@@ -1,4 +1,4 @@
-"""Retention: pages are really freed, positions stay, and what was computed since is never shared."""
+"""Retention: pages are really freed, positions stay, what was computed since is not shared."""
 
 import numpy as np
 import pytest

@@ -32,7 +32,7 @@ def watched(engine: Engine) -> list[SchedulerOutput]:
 def test_a_step_never_exceeds_its_budgets(
     budget: int, chunk: int, seqs: int, size: int, seed: int
 ) -> None:
-    """I6: tokens within the budget, chunks within theirs, no request twice, at most max_num_seqs."""
+    """I6: tokens within the budget, chunks within theirs, no request twice."""
     runner = Runner(build({
         "scheduling.token_budget": budget, "scheduling.chunk_tokens": chunk,
         "scheduling.max_num_seqs": seqs, "cache.hbm_budget_mib": pages(size),
