@@ -175,6 +175,7 @@ class Fetcher:
         Without `prefixes` only pages that were swapped out are fetched: prefix caching is off.
         """
         request_id = request.request_id
+        self._drop_stale(request, hit)
         if not self.enabled or request_id in self._loaded or request_id in self._no_fetch:
             return Fetch.ADMIT
         record = self._swapped.get(request_id)
@@ -186,6 +187,16 @@ class Fetcher:
                 return Fetch.WAIT
             self._forget_swap(request)
         return self._consider_prefix(request, hit) if prefixes else Fetch.ADMIT
+
+    def _drop_stale(self, request: Request, hit: PrefixHit) -> None:
+        """Fetch again if what the loaded pages continue has left HBM while the request waited."""
+        loaded = self._loaded.get(request.request_id)
+        waits = self._waits.get(request.request_id, 0)
+        if loaded is None or len(hit.rows) >= loaded.first or waits >= MAX_WAITS:
+            return
+        self._waits[request.request_id] = waits + 1
+        del self._loaded[request.request_id]
+        self.hierarchy.complete_load(loaded.job_id)
 
     def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
         first = len(hit.rows)
