@@ -24,6 +24,12 @@ class Driver:
         return self._driver
 
     @property
+    def connected_driver(self) -> str | None:
+        """The tab that drives, if it is open; None while every tab may take the wheel."""
+        with self._lock:
+            return self._driver if self._driver in self._sockets else None
+
+    @property
     def num_viewers(self) -> int:
         """Open tabs, the driver's included."""
         return len(self._sockets)

@@ -119,7 +119,7 @@ class LiveHub:
 
     def _tell_driver(self, owner: EngineOwner) -> None:
         for viewer in self._viewers:
-            viewer.put_news(viewers=owner.driver.num_viewers, driver=owner.driver.driver)
+            viewer.put_news(viewers=owner.driver.num_viewers, driver=owner.driver.connected_driver)
 
 
 async def _hello(socket: WebSocket) -> str | None:

@@ -21,7 +21,7 @@ def main() -> None:
     state.language = st.query_params.get("lang", state.language)
     texts = load_texts(state.language)
     st.set_page_config(
-        page_title=texts("page.title"), page_icon=":material/grid_view:", layout="wide",
+        page_title=texts("page.title"), page_icon=str(Path(__file__).parent / "icon.svg"), layout="wide",
         initial_sidebar_state="collapsed",
     )
     st.html(Path(__file__).parent / "style.css")

@@ -92,6 +92,10 @@ class EngineClient(EngineLink):
         """Start a workload; returns the ids submitted at once."""
         return self._call(protocol.StartWorkload(workload), list[str])
 
+    def stop_workload(self, name: str) -> int:
+        """Stop one workload and its requests; returns how many requests were stopped."""
+        return self._call(protocol.StopWorkload(name), int)
+
     def start_workload_soon(self, name: str, **options: Any) -> None:
         """Start a preset as soon as the model is loaded, without waiting for it."""
         self._send(protocol.StartWorkload(make_workload(name, **options)))

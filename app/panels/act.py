@@ -42,11 +42,13 @@ def apply_changes(page: Page, changes: dict[str, Any], hint: str = "") -> bool:
     return attempt(page, run)
 
 
-def start_requests(page: Page, start: Callable[[], list[str]], label: str, done: str = "") -> bool:
+def start_requests(
+    page: Page, start: Callable[[], list[str]], label: str, done: str = "", workload: str = ""
+) -> bool:
     """Start requests as one undoable change; `done` is a sentence with `{n}`."""
 
     def run() -> str:
-        ids = page.engine.history.start(start, label)
+        ids = page.engine.history.start(start, label, workload)
         return (done or page.texts("work.started")).replace("{n}", str(len(ids)))
 
     return attempt(page, run)

@@ -1,4 +1,4 @@
-"""The faces of the engine: loading, dead, empty, paused, saturated, thrashing, and viewing."""
+"""What stands in the buttons' place while the engine loads, is dead, or another tab drives."""
 
 import streamlit as st
 
@@ -24,26 +24,6 @@ def show_face(page: Page) -> None:
         st.button(texts("button.take_over"), key="take_over", on_click=take_over)
         return
     show_quick(page)
-
-
-def state_sentence(page: Page) -> str:
-    """What a paused, saturated or thrashing engine, a failed tier or a second engine need said."""
-    texts, snapshot = page.texts, page.snapshot
-    told = [page.engine.notice] if page.engine.notice else []
-    if snapshot is not None:
-        detail = snapshot.state_detail or ""
-        if snapshot.state == "paused":
-            told.append(texts("state.paused"))
-        elif snapshot.state in ("saturated", "thrashing"):
-            told.append(texts(f"state.{snapshot.state}", detail=detail))
-            if snapshot.state == "thrashing":
-                told.append(texts("state.thrashing_hint"))
-        told += [
-            texts("state.tier_failed", tier=tier.name, reason=tier.note)
-            for tier in snapshot.tiers
-            if tier.faults and not tier.enabled and tier.note
-        ]
-    return " ".join(told)
 
 
 def dead_sentence(page: Page) -> str:

@@ -16,7 +16,6 @@ from app.panels.work import start_preset
 from app.text import languages
 from app.text.sentences import change_text
 from workbench.errors import WorkbenchError
-from workbench.lab.workloads import PRESETS
 
 LIVE_URL = "/live"
 FIRST_WORKLOAD = "shared_chat"
@@ -116,8 +115,6 @@ def run_command(page: Page, name: str, command: dict[str, Any]) -> None:
         set_shadow(page, None if request_id is None else str(request_id))
     elif name == "start_workload":
         start_preset(page, str(command.get("workload", FIRST_WORKLOAD)))
-    elif name in PRESETS:  # the picture's own button names the workload
-        start_preset(page, name)
     elif name == "restart":
         attempt(page, lambda: page.engine.restart())
     elif name == "present":

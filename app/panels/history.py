@@ -14,7 +14,7 @@ from workbench.config import EngineConfig, replace_settings
 from workbench.errors import SettingError
 from workbench.snapshot import ApplyReport, Snapshot
 
-COALESCE_S = 1.0  # half a second at the keyboard, and as much for the way from the browser
+COALESCE_S = 0.5  # from one change's report to the arrival of the next
 MAX_ENTRIES = 200
 
 
@@ -29,6 +29,9 @@ class Applier(Protocol):
 
     def abort(self, request_id: str) -> bool:
         """Stop one request."""
+
+    def stop_workload(self, name: str) -> int:
+        """Stop what a workload still has to come, and its requests."""
 
 
 class ConflictError(SettingError):
@@ -46,6 +49,7 @@ class Entry:
     previous: dict[str, Any] = field(default_factory=dict)
     label: str = ""
     request_ids: tuple[str, ...] = ()
+    workload: str = ""  # its requests may arrive later than at once
     start_requests: Callable[[], list[str]] | None = None
     report: ApplyReport | None = None
     engine_time_s: float = 0.0
@@ -74,9 +78,10 @@ class History:
             if seen_version != self.version:
                 raise ConflictError(", ".join(changes))
             wanted = replace_settings(self.config, changes)  # validates before anything is sent
+            arrived_s = self._clock.now_s()
             entry = self._send(changes, label)
             last = self._done[-1] if self._done else None
-            if last and self._continues(last, entry):
+            if last and self._continues(last, entry, arrived_s):
                 merged = {**entry.previous, **last.previous}
                 self._done[-1] = replace(
                     entry, previous=merged, engine_time_s=last.engine_time_s
@@ -88,8 +93,13 @@ class History:
             assert entry.report is not None
             return entry.report
 
-    def start(self, start_requests: Callable[[], list[str]], label: str) -> list[str]:
-        """Start requests as an undoable change; undo aborts them, redo starts them again."""
+    def start(
+        self, start_requests: Callable[[], list[str]], label: str, workload: str = ""
+    ) -> list[str]:
+        """Start requests as an undoable change; undo aborts them, redo starts them again.
+
+        `workload` names what undo stops besides: requests that arrive later.
+        """
         with self._lock:
             time_s = self._client.snapshot().time_s
             ids = start_requests()
@@ -98,6 +108,7 @@ class History:
                     label=label,
                     request_ids=tuple(ids),
                     start_requests=start_requests,
+                    workload=workload,
                     engine_time_s=time_s,
                     at_s=self._clock.now_s(),
                 )
@@ -116,6 +127,8 @@ class History:
                 self.config = replace_settings(self.config, entry.previous)
                 self.version += 1
                 self.engine_version = report.version
+            if entry.workload:
+                self._client.stop_workload(entry.workload)
             for request_id in entry.request_ids:
                 self._client.abort(request_id)
             self._undone.append(self._done.pop())
@@ -183,7 +196,7 @@ class History:
             at_s=self._clock.now_s(),
         )
 
-    def _continues(self, last: Entry, entry: Entry) -> bool:
+    def _continues(self, last: Entry, entry: Entry, arrived_s: float) -> bool:
         return last.changes.keys() == entry.changes.keys() and bool(entry.changes) and (
-            entry.at_s - last.at_s <= COALESCE_S
+            arrived_s - last.at_s <= COALESCE_S
         )

@@ -5,7 +5,7 @@ from typing import Any
 import streamlit as st
 
 from app.panels.act import apply_changes, attempt, sentence
-from app.panels.page import Page, current_page
+from app.panels.page import Page, current_page, held
 from app.text.sentences import change_text, escape, preview_sentence, setting_label, value_text
 from workbench.config import all_settings, get_setting
 from workbench.errors import WorkbenchError
@@ -60,7 +60,7 @@ def show_answer(page: Page) -> None:
         elif state.problem:
             st.caption(f":orange[:material/warning: {escape(state.problem)}]")
         else:
-            st.caption(escape(state.answer) or texts("report.start"))
+            st.caption(escape(state.answer or page.engine.notice or texts("report.start")))
         with st.container(horizontal=True, gap="xsmall", key="answer_buttons"):
             st.button(
                 texts("button.apply"), key="apply", type="primary", on_click=apply_pending,
@@ -89,8 +89,8 @@ def discard_pending() -> None:
 def knob_changed(path: str) -> None:
     """Callback of every knob: hot settings apply at once, the others wait for *Apply*."""
     page = current_page()
-    held = st.session_state[knob_key(path, page.state.epochs[path])]
-    page.state.shown[path] = value = _from_widget(path, held)
+    value = _from_widget(path, held(knob_key(path, page.state.epochs[path])))
+    page.state.shown[path] = value
     current = get_setting(page.engine.history.config, path)
     if value is None or value == current:
         page.state.pending.pop(path, None)

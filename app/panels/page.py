@@ -46,11 +46,12 @@ class Page:
     state: TabState
     snapshot: Snapshot | None
     is_driver: bool
+    drawn_state: str  # of the engine, the same throughout the run: loading, running or dead
 
     @property
     def ready(self) -> bool:
         """True if commands can be sent."""
-        return self.engine.state == "running"
+        return self.drawn_state == "running"
 
     @property
     def locked(self) -> bool:
@@ -58,11 +59,20 @@ class Page:
         return not self.is_driver or not self.ready
 
 
+def held(key: str) -> Any:
+    """What Streamlit holds under `key`, None if nothing.
+
+    Callbacks read with this alone: reading an item of `st.session_state` ends a callback there
+    when the browser has sent something newer, and what the callback was to do is lost.
+    """
+    return st.session_state.to_dict().get(key)
+
+
 def tab_state() -> TabState:
     """This tab's state, made on first use."""
-    if "tab_state" not in st.session_state:
-        st.session_state["tab_state"] = TabState()
-    state: TabState = st.session_state["tab_state"]
+    state: TabState | None = held("tab_state")
+    if state is None:
+        state = st.session_state["tab_state"] = TabState()
     return state
 
 
@@ -70,6 +80,7 @@ def open_page() -> Page:
     """Collect what a run needs; the engine is started on the first call of the process."""
     state = tab_state()
     engine = get_engine()
+    state_now = engine.state
     snapshot: Snapshot | None = None
     try:
         snapshot = engine.snapshot()
@@ -77,7 +88,7 @@ def open_page() -> Page:
         snapshot = None  # loading or dead: its face is shown instead
     # Before the browser has told its id the controls look usable, so that they do not flash.
     is_driver = not state.tab or engine.is_driver(state.tab)
-    return Page(load_texts(state.language), engine, state, snapshot, is_driver)
+    return Page(load_texts(state.language), engine, state, snapshot, is_driver, state_now)
 
 
 def current_page() -> Page:

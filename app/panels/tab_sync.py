@@ -4,7 +4,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app.panels.page import Page, current_page
+from app.panels.page import Page, current_page, held
 
 KEY = "tab_sync"
 _component = st.components.v2.component(
@@ -17,6 +17,8 @@ def watch_tab(page: Page) -> None:
     data = {
         "tab": page.state.tab,
         "version": page.engine.history.engine_version,
+        "state": page.drawn_state,
+        "drives": page.is_driver,
         "live_url": "/live",
     }
     _component(key=KEY, data=data, on_command_change=tab_told)
@@ -24,7 +26,7 @@ def watch_tab(page: Page) -> None:
 
 def tab_told() -> None:
     """Callback: remember the tab, and put the engine's values into the controls again."""
-    state = st.session_state.get(KEY)
+    state = held(KEY)
     command = state.get("command") if state else None
     if not command:
         return

@@ -1,15 +1,17 @@
 """Starting requests: presets, a dropped file of prompts, and the chat."""
 
+import uuid
 from typing import Any
 
+import msgspec
 import streamlit as st
 
 from app.panels.act import attempt, sentence, start_requests
-from app.panels.page import Page, current_page
+from app.panels.page import Page, current_page, held
 from app.text.sentences import escape
 from workbench.errors import WorkbenchError
 from workbench.lab.prompts_file import MAX_FILE_BYTES, read_prompts
-from workbench.lab.workloads import PRESETS
+from workbench.lab.workloads import PRESETS, make_workload
 from workbench.request import RequestSpec, SamplingParams
 
 MAX_NAMED_LINES = 5
@@ -37,21 +39,24 @@ def show_work(page: Page) -> None:
         for line in page.state.upload_report:
             st.caption(escape(line))
         st.button(texts("button.submit_file"), key="run_file", on_click=run_file,
-                  disabled=page.locked or st.session_state.get("jsonl") is None)
+                  disabled=page.locked or held("jsonl") is None)
 
 
 def run_preset() -> None:
     """Callback: start the chosen preset."""
     page = current_page()
-    start_preset(page, str(st.session_state["preset"]))
+    start_preset(page, str(held("preset")))
 
 
 def start_preset(page: Page, name: str, done: str = "") -> bool:
     """Start a preset's requests as one undoable change."""
     client = page.engine.client
     label = page.texts.get(f"preset.{name}", name)
-    options = {"forever": False} if name == "shared_chat" else {}  # undo aborts what was started
-    return start_requests(page, lambda: list(client.start_workload(name, **options)), label, done)
+    # A name of its own: the same preset may run twice, and undo stops this one.
+    workload = msgspec.structs.replace(make_workload(name), name=f"{name}-{uuid.uuid4().hex[:8]}")
+    return start_requests(
+        page, lambda: list(client.run_workload(workload)), label, done, workload.name
+    )
 
 
 def clear_requests() -> None:
@@ -111,7 +116,7 @@ def run_file() -> None:
 
 
 def _file_data() -> bytes | None:
-    file: Any = st.session_state.get("jsonl")
+    file: Any = held("jsonl")
     return file.getvalue() if file is not None else None
 
 
@@ -131,7 +136,7 @@ def show_chat(page: Page) -> None:
 def chat_sent() -> None:
     """Callback: submit the conversation so far with the new turn, and select it."""
     page = current_page()
-    said = str(st.session_state["chat_text"] or "").strip()
+    said = str(held("chat_text") or "").strip()
     if not said:
         return
     spec = RequestSpec(

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app.panels.banner import show_face, state_sentence
+from app.panels.banner import show_face
 from app.panels.canvas import show_part
 from app.panels.copying import open_copy, show_copy
 from app.panels.knobs import show_answer, show_knobs
@@ -11,7 +11,6 @@ from app.panels.page import Page, open_page
 from app.panels.tab_sync import watch_tab
 from app.panels.terms import show_terms
 from app.panels.work import show_chat, show_work
-from app.text.sentences import escape
 
 KNOBS_PX, SIDE_PX = 264, 300
 
@@ -42,12 +41,9 @@ def show_live() -> None:
 
 
 def _toolbar(page: Page) -> None:
-    """The row above the picture; what the engine's state needs said stands in it too."""
+    """The row above the picture: what to do with it."""
     with st.container(key="toolbar", horizontal=True, gap="xsmall", vertical_alignment="center"):
         show_face(page)
         show_work(page)
         st.button(page.texts("button.export"), key="copy", on_click=open_copy)
         show_terms(page)
-    told = state_sentence(page)
-    if told:
-        st.caption(escape(told))

@@ -70,6 +70,10 @@ class ArrivalPlanner:
             del self._running[workload.name]
             raise
 
+    def stop(self, name: str) -> None:
+        """Forget one workload, if it has requests to come."""
+        self._running.pop(name, None)
+
     def clear(self) -> None:
         """Forget all workloads."""
         self._running.clear()

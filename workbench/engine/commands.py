@@ -39,6 +39,7 @@ class CommandHandler:
             protocol.StopShadow: lambda body, _: server.host.engine.stop_shadow(),
             protocol.Check: lambda body, _: server.host.check(),
             protocol.StartWorkload: lambda body, _: server.host.start_workload(body),
+            protocol.StopWorkload: lambda body, _: server.host.stop_workload(body.name),
             protocol.Shutdown: self._shutdown,
         }
 

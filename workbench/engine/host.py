@@ -116,6 +116,14 @@ class EngineHost:
             self._tell(WorkloadEnded(command.workload.name))
             raise
 
+    def stop_workload(self, name: str) -> int:
+        """Stop a workload and its requests; returns how many requests were stopped."""
+        if name in self.planner.names:
+            self.planner.stop(name)
+            self._tell(WorkloadEnded(name))
+        mine = [entry for entry in self.journal.unfinished() if entry.workload == name]
+        return sum(self.abort(entry.request_id) for entry in mine)
+
     def submit_due(self) -> None:
         """Submit what the workloads have due now."""
         before = self.planner.names

@@ -32,6 +32,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class StopWorkload(msgspec.Struct, frozen=True, tag=True):
+    """Stop one workload and its requests; answered with how many requests were stopped."""
+
+    name: str
+
+
 class ClearRequests(msgspec.Struct, frozen=True, tag=True):
     """Stop every request and every workload; answered with how many requests were stopped."""
 
@@ -146,7 +152,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 Body = (
     Submit | Abort | ClearRequests | Apply | Preview | Play | Pause | Step | SetSpeed | GetSnapshot
-    | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload | Shutdown
+    | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload | StopWorkload
+    | Shutdown
 )  # fmt: skip
 
 WHILE_LOADING = (Play, Pause, SetSpeed, GetSnapshot, GetFrame, Shutdown)  # need no engine

@@ -39,5 +39,5 @@ def live_view(
 
 def read_command(key: str) -> dict[str, Any] | None:
     """The command of the part mounted under `key`, for use inside its callback."""
-    state = st.session_state.get(key)
+    state = st.session_state.to_dict().get(key)  # does not end the callback, as reading [key] may
     return state.get("command") if state else None

@@ -81,7 +81,8 @@ function makeContext(store, state, words, host) {
 
 function isDriver(store, data) {
   if (store.playback) return true;
-  if (store.link.driver) return store.link.driver === store.tab;
+  const { driver } = store.link; // undefined before the first news, null if the driver's tab is closed
+  if (driver !== undefined) return driver === null || driver === "" || driver === store.tab;
   return data.is_driver !== false;
 }
 

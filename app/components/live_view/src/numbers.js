@@ -6,12 +6,13 @@ import { Spark } from "./spark.js";
 
 export const MAIN_NUMBERS = ["hit_rate", "ttft_p50", "itl_p50", "tokens_per_s", "num_preemptions", "recompute_tax"];
 
-// "p50, 30 s, n 41", leaving out what means nothing.
-export function basis(number, words) {
+// "p50, 30 s, n 41", leaving out what means nothing; "n 41 → 20" with the samples of a change.
+export function basis(number, words, change = null) {
   const parts = [];
   if (number.percentile) parts.push(number.percentile);
   if (number.window_s) parts.push(words("number.window", { seconds: Math.round(number.window_s) }));
-  if (number.samples) parts.push(words("number.samples", { samples: number.samples }));
+  if (change) parts.push(words("number.samples.change", { n1: change.samplesBefore, n2: change.samplesAfter }));
+  else if (number.samples) parts.push(words("number.samples", { samples: number.samples }));
   return parts.join(", ");
 }
 
@@ -31,10 +32,11 @@ class NumberView {
     this.basis = h("span", "num-basis");
     this.why = h("span", "num-why");
     this.spark = new Spark();
+    this.source = h("span", "num-basis");
     this.chip = h("span", "num-change");
     const line = h("div", "num-line", this.value, this.unit, this.why);
     const head = h("div", "num-head", this.label);
-    this.node = attrs(h("div", "num", head, line, this.spark.node, this.basis, this.chip), { "data-number": name });
+    this.node = attrs(h("div", "num", head, line, this.spark.node, this.basis, this.source, this.chip), { "data-number": name });
   }
 
   update(store, theme) {
@@ -54,10 +56,12 @@ class NumberView {
       setText(this.value, shown.value);
       setText(this.unit, shown.unit);
     }
-    setText(this.basis, missing ? "" : [basis(number, words), words(`provenance.${number.provenance}`)]
-      .filter(Boolean).join(", "));
-    setClass(this.basis, "warn", !missing && number.provenance !== "measured");
-    this.updateChange(store, number);
+    const change = number ? store.series.change(this.name, store.shown.snap.time_s) : null;
+    setText(this.basis, missing ? "" : basis(number, words, change));
+    const source = missing ? "" : words(`provenance.${number.provenance}`);
+    setText(this.source, change?.undecided ? words("number.undecided", { source }) : source);
+    setClass(this.source, "warn", !missing && number.provenance !== "measured");
+    this.updateChange(number, change);
     const end = store.latest.snap.time_s;
     const marks = allMarks(store).filter((m) => m.time_s > end - 60);
     this.spark.draw(store.series.window(this.name, end), marks, end,
@@ -65,16 +69,14 @@ class NumberView {
   }
 
   // before -> after of the last applied change, "undecided" while the ranges overlap.
-  updateChange(store, number) {
-    const change = number ? store.series.change(this.name, store.shown.snap.time_s) : null;
+  updateChange(number, change) {
     setClass(this.node, "changed", !!change);
     if (!change) return setText(this.chip, "");
     const values = {
       before: valueAndUnit(number, change.before).value, after: valueAndUnit(number, change.after).value,
       unit: valueAndUnit(number, change.after).unit, n1: change.samplesBefore, n2: change.samplesAfter,
     };
-    const key = change.undecided ? "number.undecided" : "number.change";
-    setText(this.chip, this.words(key, values));
+    setText(this.chip, this.words("number.change", values));
     setAttr(this.chip, "title", this.words("number.change.title", { ...values, label: change.mark.label }));
     setClass(this.chip, "undecided", change.undecided);
   }

@@ -1,6 +1,6 @@
 // One sentence that says what just happened, in plain words.
 
-import { attrs, h, setText } from "./dom.js";
+import { attrs, h, setAttr, setClass, setText } from "./dom.js";
 import { eventSentence } from "./describe.js";
 
 export class Sentence {
@@ -14,11 +14,22 @@ export class Sentence {
 
   update(frame) {
     const { snap } = frame;
-    setText(this.note, snap.stands_in ? this.words("stands_in") : "");
+    const note = this.noteOf(snap);
+    setText(this.note, note ?? (snap.stands_in ? this.words("stands_in") : ""));
+    setAttr(this.note, "title", note);
+    setClass(this.note, "warn", !!note && snap.state !== "paused");
     if (snap.state === "thrashing" || snap.state === "saturated") {
       const detail = snap.state_detail || (snap.sentence ? eventSentence(snap.sentence, snap, this.words) : "");
       return setText(this.text, `${this.words(`engine.${snap.state}`)}: ${detail}`);
     }
     setText(this.text, snap.sentence ? eventSentence(snap.sentence, snap, this.words) : this.words("sentence.none"));
+  }
+
+  // What the engine's state needs said: a tier that failed, what relieves pressure, a pause.
+  noteOf(snap) {
+    const failed = snap.tiers.find((t) => t.faults && !t.enabled && t.note);
+    if (failed) return this.words("note.tier_failed", { tier: failed.name, reason: failed.note });
+    if (["thrashing", "saturated", "paused"].includes(snap.state)) return this.words(`note.${snap.state}`);
+    return null;
   }
 }

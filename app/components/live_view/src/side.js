@@ -1,6 +1,6 @@
 // The right column: the selected block, the sequences, shadow, memory, events, tables.
 
-import { attrs, h, paced } from "./dom.js";
+import { attrs, h, paced, setClass } from "./dom.js";
 import { Events } from "./events.js";
 import { Inspector } from "./inspector.js";
 import { AllNumbers, Ledger, Shadow } from "./ledger.js";
@@ -20,6 +20,7 @@ export class Side {
     this.node = attrs(h("section", "side", this.inspector.node, this.sequences.node, this.events.node,
       this.shadow.node, this.numbers.node, this.ledger.node, this.tables.node),
       { "aria-label": context.words("side.label") });
+    setClass(this.node, "waiting", true);
     this.draw = paced(() => this.update(), 200);
     this.draw();
   }
@@ -31,6 +32,7 @@ export class Side {
   update() {
     const frame = this.context.store.shown;
     if (!frame || document.hidden) return;
+    setClass(this.node, "waiting", false);
     this.inspector.update(frame);
     this.sequences.update(frame);
     this.shadow.update(frame.snap);

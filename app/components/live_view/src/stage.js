@@ -73,6 +73,7 @@ export class Stage {
     const { store, theme } = this.context, frame = store.shown;
     this.faces.update(frame);
     this.present.update();
+    setClass(this.node, "waiting", !frame);
     if (!frame || document.hidden) return;
     setClass(this.node, "is-dead", !!store.link.dead);
     this.numbers.update(store, theme());

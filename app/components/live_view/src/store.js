@@ -26,7 +26,7 @@ export class Store {
     this.live = true;
     this.numFrames = 0;
     this.badFrame = "";
-    this.link = { status: "off", dead: "", viewers: 0, driver: null };
+    this.link = { status: "off", dead: "", viewers: 0, driver: undefined };
     this.view = { lens: "owner", group: "address", filter: null, selected: null, request: null };
     this.listeners = new Set();
   }
@@ -125,7 +125,7 @@ export class LiveStore extends Store {
     socket.onclose = () => { if (this.socket === socket) this.reopen(); };
   }
 
-  // A text message: {"dead": reason} or {"viewers": n, "driver": tab}.
+  // A text message: {"dead": reason} or {"viewers": n, "driver": tab or null}.
   note(text) {
     let note;
     try { note = JSON.parse(text); } catch { return; }

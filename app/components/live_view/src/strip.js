@@ -44,12 +44,12 @@ export class Strip {
       this.speed.append(option);
     }
     this.speed.addEventListener("change", () => send("speed", { value: Number(this.speed.value) }));
-    this.copy = button("small", words("strip.link"), () => send("open_copy"));
+    this.copy = button("small copy", words("strip.link"), () => send("open_copy"));
     this.lang = button("small", "", () => this.switchLanguage());
     this.presentButton = button("small", words("strip.present"), () => send("present", { on: !this.context.data().present }));
     this.keys = attrs(button("icon", "?", () => this.help.toggle()), { "aria-label": words("keys.label"), title: words("keys.label") });
     this.viewers = h("span", "viewers");
-    this.take = button("primary small", words("strip.take_over"), () => send("take_over"));
+    this.take = button("primary small take", words("strip.take_over"), () => send("take_over"));
     const transport = attrs(h("div", "transport", act("play", SIGNS.play), act("pause", SIGNS.pause), act("step", SIGNS.step), this.speed),
       { role: "group", "aria-label": words("strip.transport") });
     const edit = h("div", "edit", act("undo", SIGNS.undo), act("redo", SIGNS.redo), this.copy, this.lang, this.presentButton, this.keys);
@@ -80,6 +80,7 @@ export class Strip {
       setAttr(node, "aria-selected", String(node.dataset.tab === document.body.dataset.tab));
     }
     this.updateDriver();
+    setClass(this.light, "idle", !snap);
     if (!snap) return setText(this.state.lastChild, words(`face.link.${store.link.status}`));
     this.updateState(snap);
     const stands = snap.stands_in ? words("strip.stands_in", { device: snap.device.toUpperCase() }) : snap.device;
