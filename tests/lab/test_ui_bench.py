@@ -9,8 +9,8 @@ from workbench.lab.figures import report, to_json
 from workbench.lab.ui_bench import NAMES, UiPlan
 
 SMALL = UiPlan(
-    min_blocks=200, budget_mib=1.0, num_seqs=2, prompt_tokens=16, max_tokens=1500, watch_s=1.0,
-    knob_moves=2, num_reads=1, num_snapshots=5, window_s=1.0, num_cycles=1, random_layers=2,
+    min_blocks=200, budget_mib=24.0, num_seqs=2, prompt_tokens=16, max_tokens=4000, watch_s=1.0,
+    knob_moves=2, num_reads=1, num_snapshots=5, window_s=1.0, num_cycles=1, random_layers=24,
 )  # fmt: skip
 
 

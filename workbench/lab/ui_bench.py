@@ -137,6 +137,7 @@ def _browser_figures(server: DashboardServer, plan: UiPlan, progress: Progress) 
             page.set_threads(max(1, len(os.sched_getaffinity(0)) - 1))
             page.run_requests(plan.requests(_vocab_size(plan)))
             figures = _look(page, server, plan, progress)
+            page.run_requests(plan.requests(_vocab_size(plan)))  # as long as the viewers' windows
             page.close()
             return figures
         finally:
@@ -160,7 +161,7 @@ def _look(
     shifts = page.shifts_since(since_ms)
     shift = sum(item["value"] for item in shifts)
     alone = sum(item["value"] for item in shifts if item["at"] < touched_ms)
-    moved = sorted({str(name)[:40] for item in shifts for name in item["moved"]})
+    moved = sorted({str(name)[-60:] for item in shifts for name in item["moved"]})
     progress(f"knob {median(knob_ms):.0f} ms, layout shift {shift:g}")
     compared, differing = _compare_cells(page, server, plan.num_reads)
     step_ms = page.evaluate("window.__kvw.snapshot.last_step.wall_ms")

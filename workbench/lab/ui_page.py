@@ -21,9 +21,11 @@ KNOB = "scheduling.token_budget"  # hot, and without effect while requests only 
 
 _WATCH_SHIFTS = """
 window.__shifts = [];
+const place = ({ x, y, width, height }) => [x, y, width, height].map(Math.round).join(" ");
 new PerformanceObserver((list) => {
   for (const e of list.getEntries()) {
-    const moved = (e.sources ?? []).map(({ node }) => node?.className || node?.nodeName || "?");
+    const moved = (e.sources ?? []).map(({ node, previousRect: a, currentRect: b }) =>
+      `${node?.className || node?.nodeName || "part"} ${place(a)} to ${place(b)}`);
     window.__shifts.push({ at: e.startTime, value: e.value, input: e.hadRecentInput, moved });
   }
 }).observe({ type: "layout-shift", buffered: true });

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from workbench.errors import WorkbenchError
 from workbench.lab.figures import Figure
 from workbench.lab.ui_server import DashboardServer, Viewer
 from workbench.snapshot import decode_frame
@@ -63,7 +64,10 @@ def _reading(server: DashboardServer) -> tuple[int, float, float]:
     with server.viewer("bench-probe") as probe:
         frame = _second_frame(probe)
         engine_s, server_s = server.cpu_s()
-    requests = decode_frame(frame)[0].requests
+    snapshot = decode_frame(frame)[0]
+    requests = snapshot.requests
+    if not snapshot.num_running:
+        raise WorkbenchError("the requests ended before the windows did: let them decode longer")
     return sum(request.num_output_tokens for request in requests), engine_s, server_s
 
 
