@@ -105,8 +105,11 @@ def test_nothing_computed_after_an_eviction_is_indexed(policy: str) -> None:
     assert indexed <= 9, "only what was computed before the first eviction"
     probe = runner.add(text[:60], 1)
     runner.step()
-    assert runner.engine.finished[probe].num_cached_tokens <= 36 if probe in (
-        runner.engine.finished) else runner.engine.requests[probe].num_cached_tokens <= 36
+    assert (
+        runner.engine.finished[probe].num_cached_tokens <= 36
+        if probe in (runner.engine.finished)
+        else runner.engine.requests[probe].num_cached_tokens <= 36
+    )
     runner.drain()
 
 
@@ -207,7 +210,7 @@ def test_age_is_no_advantage() -> None:
     assert observer.seen[:8].tolist() == [4, 4, 4, 4, 4, 3, 2, 1]
     assert observer.rate(0, 8)[7] == pytest.approx(0.5)
     assert observer.rate(0, 8)[0] == pytest.approx(0.125)
-    assert observer.kept_share(8) == 1.0
+    assert observer.kept_share() == 1.0
     observer.mark_evicted(np.array([0]), 4)
     assert observer.num_evicted == 4
-    assert observer.kept_share(8) == pytest.approx(1 - 0.5 / observer.rate(0, 8).sum())
+    assert observer.kept_share() == pytest.approx(1 - 0.5 / observer.rate(0, 8).sum())

@@ -167,8 +167,9 @@ class KVCacheManager:
         blocks.num_pages[:] = blocks.num_hashed = len(hit.rows)
         blocks.stored_len[:] = hit.num_tokens
         self.requests[request.request_id] = blocks
+        blocks.page_pos[:, : len(hit.rows)] = self.block_size * np.arange(len(hit.rows))
         self._append_pages(request, blocks, pages)
-        self._number_pages(blocks)
+        self._number_pages(blocks, hit.num_tokens)
         return True
 
     def restore(
@@ -230,7 +231,7 @@ class KVCacheManager:
             self.pool.owner[run] = request.owner
         blocks.hashing = False
         self.requests[request.request_id] = blocks
-        self._number_pages(blocks)
+        self._number_pages(blocks, 0)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> bool:
@@ -242,9 +243,8 @@ class KVCacheManager:
             return True
         if not self.pool.can_allocate(self._needs(count)):
             return False
-        first = int(blocks.num_pages.min())
         self._append_pages(request, blocks, count)
-        self._number_pages(blocks, first)
+        self._number_pages(blocks, request.num_computed_tokens)
         return True
 
     def _needs(self, pages: int) -> dict[int, int]:
@@ -258,13 +258,17 @@ class KVCacheManager:
             blocks.num_pages[group] = start + count
             self.pool.owner[taken] = request.owner
 
-    def _number_pages(self, blocks: RequestBlocks, first: int = 0) -> None:
-        """Positions of pages from `first` on follow their predecessor without a gap."""
+    def _number_pages(self, blocks: RequestBlocks, num_computed_tokens: int) -> None:
+        """Positions of the page that is being filled and of those behind it.
+
+        They follow from the request's own length, so that evicted pages leave a gap.
+        """
+        size = self.block_size
         for group in range(len(self.classes)):
-            last = int(blocks.num_pages[group])
-            base = 0 if first == 0 else int(blocks.page_pos[group, first - 1]) + self.block_size
-            count = max(0, last - first)
-            blocks.page_pos[group, first:last] = base + self.block_size * np.arange(count)
+            stored, last = int(blocks.stored_len[group]), int(blocks.num_pages[group])
+            current = stored // size
+            base = num_computed_tokens - stored % size
+            blocks.page_pos[group, current:last] = base + size * np.arange(last - current)
 
     def _new_blocks(self, lineage: str) -> RequestBlocks:
         return RequestBlocks(len(self.classes), self._max_pages, lineage)
@@ -308,7 +312,7 @@ class KVCacheManager:
         blocks = self.requests[request.request_id]
         blocks.stored_len[:] = 0
         blocks.hashing = False
-        self._number_pages(blocks)  # pages evicted so far left gaps
+        self._number_pages(blocks, 0)  # pages evicted so far left gaps
 
     def evict_pages(self, request: Request, group: int, pages: list[int]) -> int:
         """Take full pages out of one group's table (retention); returns how many were freed.

@@ -80,7 +80,7 @@ def _view(engine: "Engine", request: Request, text: TextView | None) -> RequestV
         num_pages=pages,
         num_shared_pages=shared,
         num_evicted_tokens=observer.num_evicted if observer else 0,
-        kept_mass=observer.kept_share(request.num_computed_tokens) if observer else None,
+        kept_mass=observer.kept_share() if observer else None,
         ttft_ms=ttft,
         itl_ms=itl,
         needs_blocks=needs,

@@ -15,6 +15,7 @@ class MassObserver:
         self.seen = np.zeros(max_tokens, np.int64)
         self.evicted = np.zeros(max_tokens, bool)
         self.num_observed = 0
+        self._kept = 1.0
 
     def observe(self, positions: np.ndarray, mass: np.ndarray, num_queries: int) -> None:
         """Add one step: `positions` int [T] of the stored slots, `mass` float [T] summed over
@@ -40,19 +41,26 @@ class MassObserver:
 
     def mark_evicted(self, first_tokens: np.ndarray, block_size: int) -> None:
         """The tokens of these pages are no longer stored."""
-        self.evicted[(first_tokens[:, None] + np.arange(block_size)).ravel()] = True
+        tokens = (first_tokens[:, None] + np.arange(block_size)).ravel()
+        gone = tokens[~self.evicted[tokens]]
+        rates = np.where(self.evicted, 0.0, self.mass / np.maximum(self.seen, 1))
+        total = float(rates.sum())
+        if total > 0:
+            self._kept *= 1.0 - float(rates[gone].sum()) / total
+        self.evicted[gone] = True
 
     def forget_evictions(self) -> None:
         """Everything is stored again (recomputation after a preemption)."""
         self.evicted[:] = False
+        self._kept = 1.0
 
-    def kept_share(self, num_tokens: int) -> float | None:
-        """Share of the mass rate that lies on stored tokens; None before anything was observed."""
-        rates = self.rate(0, num_tokens)
-        total = float(rates.sum())
-        if total <= 0:
-            return None
-        return float(rates[~self.evicted[:num_tokens]].sum()) / total
+    def kept_share(self) -> float | None:
+        """Share of the attention mass that evictions left; None before anything was observed.
+
+        Each eviction is weighed at its moment, among what was stored then: later rates of an
+        evicted token are unknown, and its early ones are too high (few tokens shared the mass).
+        """
+        return self._kept if self.num_observed else None
 
     @property
     def num_evicted(self) -> int:
