@@ -15,7 +15,7 @@ import sys
 
 MIN_PYTHON = (3, 11)
 MODEL_BYTES = 98362432
-# CPU: measured in an empty environment. CUDA: summed from the sizes of torch's CUDA packages.
+# CPU: measured in an empty environment. CUDA: an estimate, not measured.
 CPU_DOWNLOAD_GB, CPU_DISK_GB = 0.6, 2.5
 CUDA_DOWNLOAD_GB, CUDA_DISK_GB = 3.5, 8.0
 DEFAULT_PORT = 8501

@@ -29,6 +29,8 @@ def show_live() -> None:
                 show_answer(page)
                 with st.container(key="knob_groups", gap=None):
                     show_knobs(page)
+        else:
+            st.empty()  # keeps the picture's place, so that it is not made anew
         with st.container(key="middle", width="stretch", gap="xsmall"):
             _toolbar(page)
             show_part(page, "stage")

@@ -27,8 +27,9 @@ def test_prompt_longer_than_the_pool() -> None:
     engine = build({"cache.hbm_budget_mib": pages(32)})
     with pytest.raises(RequestError) as error:
         engine.add_request(spec(tokens(140)))
-    says(error, "the request needs 36 blocks and the whole pool has 32",
-         "raise cache.hbm_budget_mib")
+    says(
+        error, "the request needs 36 blocks and the whole pool has 32", "raise cache.hbm_budget_mib"
+    )
 
 
 def test_empty_prompt() -> None:
@@ -77,8 +78,11 @@ def test_budget_smaller_than_one_block() -> None:
     says(error, "cache.hbm_budget_mib = 0.001 is out of range: 0.0625 to 65536 MiB")
     with pytest.raises(CapacityError) as error:
         build({"cache.hbm_budget_mib": 0.0625, "cache.block_size": 64}, num_layers=8)
-    says(error, "cache.hbm_budget_mib = 0.0625 MiB is smaller than one block (0.12 MiB)",
-         "raise the budget")
+    says(
+        error,
+        "cache.hbm_budget_mib = 0.0625 MiB is smaller than one block (0.12 MiB)",
+        "raise the budget",
+    )
 
 
 def test_budget_smaller_than_a_running_request_changes_nothing() -> None:
@@ -88,8 +92,11 @@ def test_budget_smaller_than_a_running_request_changes_nothing() -> None:
     before = runner.engine.config
     with pytest.raises(CapacityError) as error:
         runner.engine.apply({"cache.hbm_budget_mib": 0.0625})
-    says(error, "cache.hbm_budget_mib = 0.0625 MiB is too small for request 1 (150 tokens)",
-         "abort it or choose more")
+    says(
+        error,
+        "cache.hbm_budget_mib = 0.0625 MiB is too small for request 1 (150 tokens)",
+        "abort it or choose more",
+    )
     assert runner.engine.config is before
     runner.drain()
     assert runner.status[request_id] == RequestStatus.FINISHED_LENGTH
@@ -133,8 +140,11 @@ def test_format_that_does_not_fit_a_slab() -> None:
     engine = build(small | {"cache.hbm_budget_mib": 0.0625, "cache.block_size": 64}, num_layers=8)
     with pytest.raises(CapacityError) as error:
         engine.apply({"cache.k_format": "fp32", "cache.v_format": "fp32"})
-    says(error, "cache.k_format = fp32 makes a page of 0.12 MiB, larger than a slab",
-         "raise cache.hbm_budget_mib")
+    says(
+        error,
+        "cache.k_format = fp32 makes a page of 0.12 MiB, larger than a slab",
+        "raise cache.hbm_budget_mib",
+    )
 
 
 def test_weights_cannot_be_changed_live() -> None:

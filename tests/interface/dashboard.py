@@ -1,5 +1,6 @@
 """The dashboard as a user starts it, and a browser that looks at it."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 ROOT = Path(__file__).resolve().parents[2]
 BROWSER_ARGS = [
@@ -105,18 +107,18 @@ class Tab:
 
     def drive(self) -> None:
         """Take over if another tab drives."""
-        self.page.wait_for_function(
-            "document.querySelector('.st-key-quick_int8, .st-key-take_over')"
+        wait_for(self._drives, 40, lambda: f"cannot drive: {self.page.evaluate('__kvw.link')}")
+
+    def _drives(self) -> bool:
+        ready = self.page.evaluate(
+            "document.querySelector('.st-key-quick_int8 button')?.disabled === false"
+            " && [null, sessionStorage.getItem('kvw-tab')].includes(window.__kvw?.link.driver)"
         )
         button = self.page.get_by_role("button", name="Take over").locator("visible=true")
-        if button.count():
-            button.first.click()
-        self.page.wait_for_function(
-            "document.querySelector('.st-key-quick_int8 button')?.disabled === false"
-            " && window.__kvw.link.driver === sessionStorage.getItem('kvw-tab')"
-        )
-        self.page.wait_for_timeout(700)  # a tab that just took over reads its controls once more
-        self.settled()
+        if not ready and button.count():
+            with contextlib.suppress(PlaywrightTimeout):  # the wheel may come by itself
+                button.first.click(timeout=1000)
+        return bool(ready)
 
     def slow(self) -> None:
         """Slow the engine down, so that it leaves the processor to the page."""

@@ -85,6 +85,22 @@ def test_key_presses_on_a_slider_are_one_change_and_one_undo(tab: Tab) -> None:
     assert slider.get_attribute("aria-valuetext") == "256 tokens"
 
 
+def test_a_key_press_beside_another_run_is_not_lost(tab: Tab) -> None:
+    path, value = "scheduling.chunk_tokens", 128
+    slider = tab.key("knob_scheduling_chunk_tokens").locator("input[type=range]")
+    grid = tab.page.locator(".grid-G1").bounding_box()
+    assert grid is not None
+    for turn, wait_ms in enumerate((0, 60, 120, 180, 240, 300)):
+        # The click's own run comes 150 ms later.
+        tab.page.mouse.click(grid["x"] + 10 + 26 * turn, grid["y"] + 10)
+        tab.page.wait_for_timeout(wait_ms)
+        slider.focus()
+        tab.page.keyboard.press("ArrowLeft" if turn % 2 else "ArrowRight")
+        value = value // 2 if turn % 2 else value * 2
+        tab.wait_setting(path, str(value))
+        tab.wait_answer(f"chunk {value} tokens")
+
+
 def test_back_is_undo(tab: Tab) -> None:
     tab.choose("knob_scheduling_order", "longest prefix")
     tab.wait_setting("scheduling.order", "'longest-prefix-first'")

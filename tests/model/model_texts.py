@@ -11,10 +11,17 @@ PROMPTS = (
     "Dear committee, I am writing to",
 )
 TOKENIZER_TEXTS = (
-    "", " ", "Hello, world!", "  two  spaces\n\n\tand a tab", "don't we'll I'm they've",
-    "12345 6.78 2026-11-29", "naïve café, Zürich, Ελλάδα, 日本語テキスト, 한국어",
+    "",
+    " ",
+    "Hello, world!",
+    "  two  spaces\n\n\tand a tab",
+    "don't we'll I'm they've",
+    "12345 6.78 2026-11-29",
+    "naïve café, Zürich, Ελλάδα, 日本語テキスト, 한국어",
     "🙂👩‍👩‍👧‍👦 emoji",
-    "x = {'a': [1, 2, 3]}  # comment\n", "<|im_start|>user\nhi<|im_end|>\n", "a\u0301 \u200b\ufeff",
+    "x = {'a': [1, 2, 3]}  # comment\n",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "a\u0301 \u200b\ufeff",
 )
 LONG = (
     "A paged cache keeps the keys and values of attention in blocks of equal size. A request owns "

@@ -10,11 +10,17 @@ from workbench.model.decoder import Decoder, apply_rope, rms_norm
 from workbench.model.naive import causal_attend, naive_greedy, naive_logits
 from workbench.model.random_model import random_decoder
 
-OPTIONS = st.fixed_dictionaries({
-    "num_kv_heads": st.sampled_from([1, 2, 4]), "tie_embeddings": st.booleans(),
-    "attention_bias": st.booleans(), "output_bias": st.booleans(), "qk_norm": st.booleans(),
-    "hidden_size": st.sampled_from([None, 48]), "seed": st.integers(0, 3),
-})
+OPTIONS = st.fixed_dictionaries(
+    {
+        "num_kv_heads": st.sampled_from([1, 2, 4]),
+        "tie_embeddings": st.booleans(),
+        "attention_bias": st.booleans(),
+        "output_bias": st.booleans(),
+        "qk_norm": st.booleans(),
+        "hidden_size": st.sampled_from([None, 48]),
+        "seed": st.integers(0, 3),
+    }
+)
 
 
 class ChunkCache:
@@ -72,9 +78,7 @@ def test_attention_depends_on_distance_only() -> None:
 
 def test_positions_beyond_the_tables_extend_them() -> None:
     decoder = random_decoder(max_position=64)
-    out = decoder.forward(
-        torch.tensor([1]), torch.tensor([5000]), causal_attend, torch.tensor([0])
-    )
+    out = decoder.forward(torch.tensor([1]), torch.tensor([5000]), causal_attend, torch.tensor([0]))
     assert torch.isfinite(out).all()
 
 

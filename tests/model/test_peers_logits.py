@@ -29,12 +29,18 @@ def test_logits_and_greedy_tokens_equal_transformers(
     ids = reference["long_ids"].tolist()
     prompts = [reference[f"prompt_{index}"].tolist() for index in range(len(PROMPTS))]
     request = {
-        "model": str(gguf_path), "sequences": [ids], "prompts": prompts, "num_new": 64,
+        "model": str(gguf_path),
+        "sequences": [ids],
+        "prompts": prompts,
+        "num_new": 64,
         "out": str(tmp_path / "logits.npz"),
     }
     done = subprocess.run(
-        [str(peers_python), str(SCRIPT)], input=json.dumps(request), capture_output=True,
-        text=True, check=True,
+        [str(peers_python), str(SCRIPT)],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     answer = json.loads(done.stdout)
     difference = max_difference(naive_logits(decoder, ids), np.load(tmp_path / "logits.npz")["0"])

@@ -72,8 +72,11 @@ def test_tiny_folders_equal_transformers(
     result = convert(source, "as_stored")
     assert set(result.kinds.values()) == {"fp32"}
     decoder = assemble(
-        source.arch, StoredWeights(result.tensors, result.kinds, ()),
-        weight_format="fp32", identity=source.identity, device="cpu",
+        source.arch,
+        StoredWeights(result.tensors, result.kinds, ()),
+        weight_format="fp32",
+        identity=source.identity,
+        device="cpu",
     )
     logits = naive_logits(decoder, TOKENS)
     assert max_difference(logits, reference[f"tiny_{case}"]) <= 1e-4

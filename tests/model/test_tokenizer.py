@@ -97,7 +97,9 @@ def test_broken_template_no_template_and_bad_message(tokenizer: Tokenizer) -> No
 
 def test_start_token_comes_once(tokenizer: Tokenizer) -> None:
     info = TokenizerInfo(
-        bos_id=1, add_bos=True, chat_template="{{ bos_token }}{{ messages[0].content }}",
+        bos_id=1,
+        add_bos=True,
+        chat_template="{{ bos_token }}{{ messages[0].content }}",
         special_tokens={"bos_token": "<|im_start|>"},
     )
     with_bos = Tokenizer(tokenizer.raw, info)

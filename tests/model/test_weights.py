@@ -164,7 +164,14 @@ def test_real_formats_say_what_they_are(real_model: Callable[[str], LoadedModel]
 
 def test_arch_survives_json() -> None:
     arch = ModelArch(
-        name="x", num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,
-        intermediate_size=8, vocab_size=8, eos_ids=(1, 2),
+        name="x",
+        num_layers=1,
+        hidden_size=8,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        intermediate_size=8,
+        vocab_size=8,
+        eos_ids=(1, 2),
     )
     assert ModelArch.from_json(arch.to_json()) == arch

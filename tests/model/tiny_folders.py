@@ -11,22 +11,37 @@ import numpy as np
 from safetensors.numpy import save_file
 
 BASE = dict(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, vocab_size=64, rms_norm_eps=1e-5, hidden_act="silu",
-    max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    vocab_size=64,
+    rms_norm_eps=1e-5,
+    hidden_act="silu",
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
 )
 LLAMA, QWEN2, QWEN3 = "llama", "qwen2", "qwen3"
 LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_gqa_untied": (LLAMA, {}),
     "llama_mqa_tied": (LLAMA, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "llama_mha_bias": (LLAMA, {"num_key_value_heads": 4, "attention_bias": True}),
     "llama_linear": (
-        LLAMA, {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+        LLAMA,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
     ),
     "llama_llama3": (LLAMA, {"rope_parameters": LLAMA3_ROPE}),
     "qwen2_bias_tied": (QWEN2, {"tie_word_embeddings": True}),

@@ -44,8 +44,10 @@ def greedy(network: Any, ids: list[int], num_new: int) -> list[int]:
     """`num_new` greedy tokens, the end token ignored."""
     with torch.inference_mode():
         out = network.generate(
-            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-            do_sample=False, max_new_tokens=num_new,
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=num_new,
         )
     return out[0, len(ids) :].tolist()
 
@@ -59,7 +61,8 @@ def main() -> None:
         np.savez(request["out"], **rows)
     texts = request.get("texts", [])
     answer = {
-        "transformers": transformers.__version__, "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
         "text_ids": [tokenizer.encode(text, add_special_tokens=False) for text in texts],
         "greedy": [
             greedy(network, ids, request.get("num_new", 64)) for ids in request.get("prompts", [])

@@ -39,9 +39,7 @@ def main() -> None:
         out[f"greedy_{index}"] = np.array(greedy(network, prompt, 64))
     texts = [tokenizer.encode(text, add_special_tokens=False) for text in TOKENIZER_TEXTS]
     out["text_ids"] = np.array(json.dumps(texts))
-    chat = tokenizer.apply_chat_template(
-        list(MESSAGES), tokenize=False, add_generation_prompt=True
-    )
+    chat = tokenizer.apply_chat_template(list(MESSAGES), tokenize=False, add_generation_prompt=True)
     out["chat_ids"] = np.array(tokenizer.encode(chat, add_special_tokens=False))
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:

@@ -152,8 +152,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 Body = (
     Submit | Abort | ClearRequests | Apply | Preview | Play | Pause | Step | SetSpeed | GetSnapshot
-    | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload | StopWorkload
-    | Shutdown
+    | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload
+    | StopWorkload | Shutdown
 )  # fmt: skip
 
 WHILE_LOADING = (Play, Pause, SetSpeed, GetSnapshot, GetFrame, Shutdown)  # need no engine

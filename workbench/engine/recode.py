@@ -111,9 +111,7 @@ def _limit(engine: "Engine", specs: list[PageSpec]) -> int:
 def _victims(engine: "Engine") -> list[Request]:
     """Running requests, the first to be preempted first."""
     order = engine.scheduler.order
-    return sorted(
-        engine.scheduler.running, key=lambda request: order.key(request, 0), reverse=True
-    )
+    return sorted(engine.scheduler.running, key=lambda request: order.key(request, 0), reverse=True)
 
 
 def _residents(engine: "Engine", without: Collection[str] = ()) -> _Resident:

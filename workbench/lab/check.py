@@ -100,7 +100,8 @@ def measure(progress: Callable[[str], None], *, steps: int, seed: int) -> list[F
 def _planted_figure(caught: dict[str, str]) -> Figure:
     missed = [name for name, message in caught.items() if not message]
     return Figure(
-        name="planted_caught", value=len(caught) - len(missed),
+        name="planted_caught",
+        value=len(caught) - len(missed),
         note="missed: " + ", ".join(missed) if missed else "; ".join(caught.values()),
     )
 
@@ -115,10 +116,16 @@ def _figures(check: Check, steps: int, seed: int) -> list[Figure]:
         ("check_preemptions", totals["preempt"], ""),
         ("check_evictions", check.counts["evictions"], "rows"),
         ("check_tier_faults", totals["tier_fault"], f"{done['injected_faults']} injected"),
-        ("check_aborts_by_state", min(aborts.values()),
-         "fewest of " + ", ".join(f"{state} {count}" for state, count in aborts.items())),
-        ("check_naive_compared", check.counts["compared"],
-         f"{check.counts['near_ties']} near ties"),
+        (
+            "check_aborts_by_state",
+            min(aborts.values()),
+            "fewest of " + ", ".join(f"{state} {count}" for state, count in aborts.items()),
+        ),
+        (
+            "check_naive_compared",
+            check.counts["compared"],
+            f"{check.counts['near_ties']} near ties",
+        ),
     ]
     for kind in ("hot", "recode", "rebuild"):
         values.append((f"check_applies_{kind}", done[f"apply_{kind}"], ""))

@@ -156,7 +156,8 @@ class RandomLoad:
         """Preview and apply a random change of one class."""
         config = self.engine.config
         options = [
-            each for each in CHANGES[kind]
+            each
+            for each in CHANGES[kind]
             if replace_settings(config, each) != config
             and (self._lossy_phase or not each.keys() & PURE.keys())
         ]

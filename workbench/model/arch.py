@@ -61,8 +61,16 @@ class ModelArch:
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim",
-                     "intermediate_size", "vocab_size", "max_position"):
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+            "max_position",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ModelError(

@@ -32,9 +32,12 @@ def assemble(
     """A decoder in one weight format; dense matrices are prepacked here."""
     weights = _build_weights(arch, stored, device)
     return Decoder(
-        arch, weights, weight_format=weight_format,
+        arch,
+        weights,
+        weight_format=weight_format,
         fingerprint=fingerprint_of(identity, weight_format),
-        compute_dtype=weights.final_norm.dtype, device=device,
+        compute_dtype=weights.final_norm.dtype,
+        device=device,
     )
 
 
@@ -54,20 +57,31 @@ def assemble_auto(
 
     layers = tuple(
         Layer(
-            attn_norm=b.attn_norm, mlp_norm=b.mlp_norm, qk_norm=b.qk_norm,
-            qkv=both(lambda layer: layer.qkv, a, b), o=both(lambda layer: layer.o, a, b),
+            attn_norm=b.attn_norm,
+            mlp_norm=b.mlp_norm,
+            qk_norm=b.qk_norm,
+            qkv=both(lambda layer: layer.qkv, a, b),
+            o=both(lambda layer: layer.o, a, b),
             gate_up=AutoGatedLinear(a.gate_up, b.gate_up, threshold),
             down=both(lambda layer: layer.down, a, b),
         )
         for a, b in zip(fast.layers, wide.layers, strict=True)
     )
     weights = DecoderWeights(
-        wide.embed, layers, wide.final_norm, AutoLinear(fast.head, wide.head, threshold),
+        wide.embed,
+        layers,
+        wide.final_norm,
+        AutoLinear(fast.head, wide.head, threshold),
         head_shares_embedding=False,
     )
     decoder = Decoder(
-        arch, weights, weight_format="auto", fingerprint=fingerprint_of(identity, "auto"),
-        compute_dtype=wide.final_norm.dtype, device=device, schedule_dependent=True,
+        arch,
+        weights,
+        weight_format="auto",
+        fingerprint=fingerprint_of(identity, "auto"),
+        compute_dtype=wide.final_norm.dtype,
+        device=device,
+        schedule_dependent=True,
     )
     return decoder, threshold
 
@@ -86,7 +100,9 @@ def _build_weights(arch: ModelArch, stored: StoredWeights, device: str) -> Decod
     layers = tuple(_layer(stored, tensors, f"layers.{i}.") for i in range(arch.num_layers))
     return DecoderWeights(
         embed=Embedding(tensors["embed.weight"], tensors.get("embed.scale"), dtype),
-        layers=layers, final_norm=tensors["final_norm"], head=head,
+        layers=layers,
+        final_norm=tensors["final_norm"],
+        head=head,
         head_shares_embedding=head_name == "embed" and shares,
     )
 

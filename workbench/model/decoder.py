@@ -1,7 +1,7 @@
 """A Llama-family decoder whose attention is supplied by the caller, one step at a time.
 
-    token_ids ─► embed ─► [ norm ─► qkv ─► rope ─► attend(layer, q, k, v) ─► o + x
-                            norm ─► gate,up ─► silu·mul ─► down + x ] × layers ─► norm ─► head
+token_ids ─► embed ─► [ norm ─► qkv ─► rope ─► attend(layer, q, k, v) ─► o + x
+                        norm ─► gate,up ─► silu·mul ─► down + x ] × layers ─► norm ─► head
 """
 
 from collections.abc import Callable

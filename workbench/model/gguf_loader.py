@@ -15,11 +15,20 @@ from workbench.model.source import Group4Bit, as_float, unpermute_rope
 SUPPORTED = ("llama", "qwen2", "qwen3")
 _GLOBAL_NAMES = {"embed": "token_embd", "head": "output", "final_norm": "output_norm"}
 _LAYER_NAMES = {
-    "attn_norm": "attn_norm.weight", "mlp_norm": "ffn_norm.weight",
-    "q": "attn_q.weight", "k": "attn_k.weight", "v": "attn_v.weight",
-    "o": "attn_output.weight", "gate": "ffn_gate.weight", "up": "ffn_up.weight",
-    "down": "ffn_down.weight", "q_norm": "attn_q_norm.weight", "k_norm": "attn_k_norm.weight",
-    "q_bias": "attn_q.bias", "k_bias": "attn_k.bias", "v_bias": "attn_v.bias",
+    "attn_norm": "attn_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
     "o_bias": "attn_output.bias",
 }
 
@@ -90,7 +99,10 @@ class GgufSource:
     def _unpermute(self, name: str, tensor: Tensor) -> Tensor:
         leaf = name.rsplit(".", 1)[-1]
         if self.value("general.architecture") != "llama" or leaf not in (
-            "q", "k", "q_bias", "k_bias"
+            "q",
+            "k",
+            "q_bias",
+            "k_bias",
         ):
             return tensor
         heads = self.arch.num_heads if leaf.startswith("q") else self.arch.num_kv_heads

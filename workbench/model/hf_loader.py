@@ -12,21 +12,28 @@ from workbench.errors import ModelError
 from workbench.model.arch import ModelArch, RopeScaling
 from workbench.model.source import Group4Bit, as_float
 
-SUPPORTED = {
-    "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"
-}
+SUPPORTED = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 _GLOBAL_NAMES = {
-    "embed": "model.embed_tokens.weight", "head": "lm_head.weight",
+    "embed": "model.embed_tokens.weight",
+    "head": "lm_head.weight",
     "final_norm": "model.norm.weight",
 }
 _LAYER_NAMES = {
-    "attn_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight",
-    "q": "self_attn.q_proj.weight", "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight", "o": "self_attn.o_proj.weight",
-    "gate": "mlp.gate_proj.weight", "up": "mlp.up_proj.weight", "down": "mlp.down_proj.weight",
-    "q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight",
-    "q_bias": "self_attn.q_proj.bias", "k_bias": "self_attn.k_proj.bias",
-    "v_bias": "self_attn.v_proj.bias", "o_bias": "self_attn.o_proj.bias",
+    "attn_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "o_bias": "self_attn.o_proj.bias",
 }
 
 
@@ -164,7 +171,8 @@ def _scaling(rope: dict[str, Any]) -> RopeScaling:
         return RopeScaling()
     if kind == "llama3":
         return RopeScaling(
-            kind="llama3", factor=float(rope["factor"]),
+            kind="llama3",
+            factor=float(rope["factor"]),
             low_freq_factor=float(rope["low_freq_factor"]),
             high_freq_factor=float(rope["high_freq_factor"]),
             original_max_position=int(rope["original_max_position_embeddings"]),

@@ -35,9 +35,15 @@ def random_decoder(
     """
     hidden = hidden_size or num_heads * head_dim
     arch = ModelArch(
-        name="random", num_layers=num_layers, hidden_size=hidden, num_heads=num_heads,
-        num_kv_heads=num_kv_heads, head_dim=head_dim, vocab_size=vocab_size,
-        intermediate_size=intermediate_size or 2 * hidden, **arch_options,
+        name="random",
+        num_layers=num_layers,
+        hidden_size=hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        intermediate_size=intermediate_size or 2 * hidden,
+        **arch_options,
     )
     draw = _Draw(seed, dtype, device)
     # Small rows keep a tied head from just repeating the last token.
@@ -52,9 +58,13 @@ def random_decoder(
     )
     identity = json.dumps([arch.to_json(), seed, str(dtype)], sort_keys=True)
     return Decoder(
-        arch, weights, weight_format="fp32" if dtype == torch.float32 else "bf16",
-        fingerprint=hashlib.sha256(identity.encode()).hexdigest(), compute_dtype=dtype,
-        device=device, rope_at_read=rope_at_read,
+        arch,
+        weights,
+        weight_format="fp32" if dtype == torch.float32 else "bf16",
+        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        compute_dtype=dtype,
+        device=device,
+        rope_at_read=rope_at_read,
     )
 
 

@@ -1,9 +1,9 @@
 """Converted weights in the cache folder: written once, memory-mapped at every later start.
 
-    <cache>/converted/<identity>/about.json            architecture, name, tokenizer data
-                                 tokenizer.json
-                                 <format>-<build>.safetensors
-    <cache>/converted/sources.json                      path, size, time -> identity
+<cache>/converted/<identity>/about.json            architecture, name, tokenizer data
+                             tokenizer.json
+                             <format>-<build>.safetensors
+<cache>/converted/sources.json                      path, size, time -> identity
 """
 
 import hashlib
@@ -25,9 +25,7 @@ from workbench.model.fetch import cache_dir, writing
 from workbench.model.tokenizer import Tokenizer, TokenizerInfo
 
 _ALIGNMENT = 64
-_DTYPES = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"
-}
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
 LAYOUT = 2  # raise it when the meaning of a converted file changes
 
 
@@ -82,7 +80,9 @@ class ConvertedStore:
         folder = self._model_folder(about.identity)
         self._write_text(folder / "tokenizer.json", tokenizer.raw.to_str())
         values = {
-            "layout": LAYOUT, "arch": about.arch.to_json(), "name": about.name,
+            "layout": LAYOUT,
+            "arch": about.arch.to_json(),
+            "name": about.name,
             "tokenizer": tokenizer.info.to_json(),
         }
         self._write_text(folder / "about.json", json.dumps(values))
@@ -140,7 +140,8 @@ def write_aligned(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
         tensor = tensors[name]
         end = offset + tensor.nbytes
         header[name] = {
-            "dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape),
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }
         offset = end
@@ -160,8 +161,13 @@ def _aligned(tensor: Tensor) -> Tensor:
 def _stamp(source: Path) -> str:
     """Hash of names, sizes and modification times: changes when the source changes."""
     if source.is_dir():
-        names = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-                 "generation_config.json")
+        names = (
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+            "generation_config.json",
+        )
         files = [source / name for name in names if (source / name).exists()]
         files += sorted(source.glob("*.safetensors*"))
     else:

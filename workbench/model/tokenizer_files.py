@@ -39,7 +39,8 @@ def tokenizer_from_gguf(source: GgufSource) -> Tokenizer:
     raw = RawTokenizer(
         models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
-            merges=pairs, ignore_merges=kind == "llama-bpe",
+            merges=pairs,
+            ignore_merges=kind == "llama-bpe",
         )
     )
     raw.pre_tokenizer = _pre_tokenizer(kind)
@@ -65,28 +66,35 @@ def tokenizer_from_folder(folder: Path, arch: ModelArch) -> Tokenizer:
         for key in ("bos_token", "eos_token", "unk_token", "pad_token")
         if config.get(key) is not None
     }
-    return Tokenizer(raw, TokenizerInfo(
-        bos_id=arch.bos_id,
-        eos_ids=arch.eos_ids,
-        add_bos=_adds_bos(raw, config, arch.bos_id),
-        chat_template=_template(folder, config),
-        special_tokens=special,
-    ))
+    return Tokenizer(
+        raw,
+        TokenizerInfo(
+            bos_id=arch.bos_id,
+            eos_ids=arch.eos_ids,
+            add_bos=_adds_bos(raw, config, arch.bos_id),
+            chat_template=_template(folder, config),
+            special_tokens=special,
+        ),
+    )
 
 
 def _pre_tokenizer(kind: str) -> Any:
     if kind == "smollm":
-        return pre_tokenizers.Sequence([
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ])
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
     if kind in ("default", "gpt-2"):
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind in _SPLITS:
-        return pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(_SPLITS[kind]), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ])
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_SPLITS[kind]), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     raise ModelError(
         f"the pre-tokenizer {kind!r} of this GGUF is not known: load the model's Hugging Face "
         "folder with its tokenizer.json instead"

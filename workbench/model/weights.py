@@ -1,10 +1,10 @@
 """One linear layer per weight format, all with the call `linear(x, residual=None)`.
 
-    kind   weight                  kernel on a CPU                          bytes per weight
-    fp32   fp32 [out, in]          onednn, prepacked once                   4
-    bf16   bf16 [out, in]          onednn, prepacked once                   2
-    int8   int8 [out, in] + scale  aten._weight_int8pack_mm                 1
-    int4   uint8 [out, in / 2]     aten._weight_int4pack_mm_for_cpu         0.625 (groups of 32)
+kind   weight                  kernel on a CPU                          bytes per weight
+fp32   fp32 [out, in]          onednn, prepacked once                   4
+bf16   bf16 [out, in]          onednn, prepacked once                   2
+int8   int8 [out, in] + scale  aten._weight_int8pack_mm                 1
+int4   uint8 [out, in / 2]     aten._weight_int4pack_mm_for_cpu         0.625 (groups of 32)
 """
 
 from typing import Protocol
