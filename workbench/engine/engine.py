@@ -57,7 +57,7 @@ class Engine:
         self.model = model
         self.clock: Clock = clock or RealClock()
         self.registry = registry or builtin_registry()
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = model.decoder.device  # the cache lies where the weights are
         self.log = EventLog(self.clock, on_kv_events, config.cache.block_size)
         self.metrics = Metrics(self.clock)
         self.recorder = StepRecorder(self.clock)
@@ -90,6 +90,7 @@ class Engine:
         self.frames = FrameBuilder(self)
 
     def _build_stack(self, config: EngineConfig) -> CacheStack:
+        self.model.decoder.reserve_positions(config.model.max_model_len)
         return build_stack(
             config,
             self.model,

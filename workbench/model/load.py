@@ -43,11 +43,12 @@ class LoadedModel:
 def load_model(
     path: str = "",
     weight_format: str = "bf16",
-    device: str = "cpu",
+    device: str = "",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load the model at `path` ("" = the fetched default) in a weight format.
 
+    `device`: "" = the GPU where CUDA is available, else the CPU.
     The first load converts the weights into the cache folder, later ones memory-map them.
     `progress(done_steps, total_steps)` is called between conversion, mapping and prepacking.
     Raises ModelError for a missing, broken, foreign or unsupported model.
@@ -56,6 +57,7 @@ def load_model(
         raise ModelError(
             f"weight format {weight_format!r} is unknown: choose one of {', '.join(WEIGHT_FORMATS)}"
         )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     report = progress or (lambda done, total: None)
     report(0, 3)
     files = _ModelFiles(_resolve(path))
