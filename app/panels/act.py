@@ -49,7 +49,8 @@ def start_requests(
 
     def run() -> str:
         ids = page.engine.history.start(start, label, workload)
-        return (done or page.texts("work.started")).replace("{n}", str(len(ids)))
+        told = done or page.texts("work.started" if len(ids) != 1 else "work.started_one")
+        return told.replace("{n}", str(len(ids)))
 
     return attempt(page, run)
 

@@ -172,7 +172,8 @@ def _knob(page: Page, path: str) -> None:
 def slider_steps(path: str, *also: Any) -> list[Any]:
     """Stops of a slider: powers of two within the range, 0 where it means off, and `also`."""
     item = all_settings()[path]
-    low, high, kind = item.metadata["low"], item.metadata["high"], type(item.default)
+    low, high = item.metadata["low"], item.metadata["high"]
+    kind = int if isinstance(item.default, int) else float
     stops = {kind(2**power) for power in range(41) if low <= 2**power <= high}
     if low == 0:
         stops = {stop for stop in stops if stop >= 8} | {kind(0)}

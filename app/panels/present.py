@@ -31,6 +31,9 @@ def go_to(page: Page, act: int) -> None:
 def play_act(page: Page, act: int) -> bool:
     """Do on the engine what the act tells; True if it changed something."""
     if act < 3:
+        running = page.snapshot is not None and page.snapshot.num_running > 0
+        if act == 1 and running:
+            return False  # what runs already shows it
         return start_preset(page, "shared_chat" if act == 1 else "thrash")
     relief: dict[str, object] = {"cache.k_format": "int8", "cache.v_format": "int8"}
     if not page.engine.history.config.tiers.dram_mib:

@@ -9,6 +9,7 @@ import streamlit as st
 from app.panels.act import attempt, sentence, start_requests
 from app.panels.page import Page, current_page, held
 from app.text.sentences import escape
+from workbench.engine.protocol import Workload
 from workbench.errors import WorkbenchError
 from workbench.lab.prompts_file import MAX_FILE_BYTES, read_prompts
 from workbench.lab.workloads import PRESETS, make_workload
@@ -55,8 +56,19 @@ def start_preset(page: Page, name: str, done: str = "") -> bool:
     # A name of its own: the same preset may run twice, and undo stops this one.
     workload = msgspec.structs.replace(make_workload(name), name=f"{name}-{uuid.uuid4().hex[:8]}")
     return start_requests(
-        page, lambda: list(client.run_workload(workload)), label, done, workload.name
+        page, lambda: list(client.run_workload(workload)), label,
+        done or _started_sentence(page, workload, label), workload.name,
     )
+
+
+def _started_sentence(page: Page, workload: Workload, label: str) -> str:
+    """What a preset does from now on; `{n}` is left for the number started at once."""
+    texts = page.texts
+    if workload.repeat:
+        return texts("work.repeats", label=label, n=workload.max_in_flight)
+    if workload.arrivals[-1].at_s > 0 or any(a.follows >= 0 for a in workload.arrivals):
+        return texts("work.started_first", label=label, total=len(workload.arrivals))
+    return texts("work.started")
 
 
 def clear_requests() -> None:

@@ -50,6 +50,7 @@ class Plan:
     tiers: int = 1
     state: str = "running"
     empty: bool = False
+    detail: str = ""  # of the state
 
     @property
     def slabs(self) -> list[list[int]]:
@@ -114,6 +115,7 @@ def snapshot_of(plan: Plan, tables: list[np.ndarray]) -> Snapshot:
         step=plan.tick * 3,
         time_s=plan.tick / 10,
         state=plan.state,
+        state_detail=plan.detail,
         model_name="SmolLM2-135M",
         weight_format="bf16",
         weight_bytes=269_000_000,

@@ -88,10 +88,16 @@ class Tab:
         self.page.set_default_timeout(WAIT_MS)
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.outside: list[str] = []  # what was asked of any other machine
+        self.page.on("request", lambda request: self._asked(request.url))
         self.page.goto(url)
         self.page.wait_for_function("window.__kvw && window.__kvw.frames > 1")
         self.key("apply").locator("button").wait_for(state="attached")
         self.settled()
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:")):
+            self.outside.append(url)
 
     def key(self, name: str) -> Locator:
         """The native element with this key."""
@@ -159,7 +165,7 @@ class Tab:
     def close(self) -> None:
         """Close the tab; a script error in it fails the test."""
         self.context.close()
-        assert self.errors == []
+        assert self.errors == [] and self.outside == []
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:

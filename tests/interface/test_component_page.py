@@ -127,7 +127,7 @@ def test_a_dead_engine_keeps_its_last_frame_and_offers_restart(browser: Browser)
 
 
 def test_no_requests_offers_to_start_some(browser: Browser) -> None:
-    with opened(browser, Plan(empty=True)) as view:
+    with opened(browser, Plan(empty=True, state="idle")) as view:
         face = view.page.locator("#stage .face")
         face.wait_for()
         assert "No requests" in face.inner_text()
@@ -139,6 +139,24 @@ def test_loading_shows_progress(browser: Browser) -> None:
     with opened(browser, Plan(empty=True, state="loading")) as view:
         view.page.locator("#stage progress").wait_for()
         assert "Loading the model" in view.page.locator("#stage .face").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "detail", "told"),
+    [
+        ("paused", "", "Paused: nothing is computed, and the clock of every figure stands still."),
+        ("saturated", "saturated num_waiting=19", "19 requests wait and no block is free"),
+        ("thrashing", "thrashing num_preemptions=6 seconds=2", "6 preemptions in 2 s"),
+    ],
+)
+def test_what_a_state_needs_said_stands_in_one_line(
+    browser: Browser, state: str, detail: str, told: str
+) -> None:
+    with opened(browser, Plan(state=state, detail=detail)) as view:
+        view.settle()
+        note = view.page.locator("#stage .standin")
+        assert told in note.inner_text()
+        assert note.bounding_box()["height"] == 16  # type: ignore[index]
 
 
 def test_rewind_shows_an_older_frame_and_escape_returns(browser: Browser) -> None:
@@ -166,7 +184,7 @@ def test_numbers_say_where_they_come_from(browser: Browser) -> None:
     with opened(browser) as view:
         view.settle()
         ttft = view.page.locator("#stage [data-number=ttft_p50]").inner_text()
-        assert "p50, 30 s, n 41, measured" in ttft.replace("\n", " ")
+        assert "p50, 30 s, measured n 41" in ttft.replace("\n", " ")
         assert (
             "n/a: no token was computed twice"
             in view.page.locator("#stage [data-number=recompute_tax]").inner_text()

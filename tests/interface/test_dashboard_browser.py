@@ -53,6 +53,16 @@ def test_the_first_picture_needs_nothing_configured(tab: Tab, dashboard: Dashboa
     assert b"--server.address" not in Path(f"/proc/{dashboard.process.pid}/cmdline").read_bytes()
 
 
+def test_the_whole_picture_fits_the_window_and_asks_nobody_else(tab: Tab) -> None:
+    tab.wait_snapshot("s.requests.length > 0")
+    for part in (".scrubber", ".sentence", ".legend-values"):
+        box = tab.page.locator(part).bounding_box()
+        assert box is not None and box["y"] + box["height"] <= 800, part
+    chat = tab.key("chat").bounding_box()
+    assert chat is not None and 700 < chat["y"] + chat["height"] <= 800
+    assert tab.outside == []
+
+
 def test_a_click_selects_a_block(tab: Tab) -> None:
     tab.wait_snapshot("s.step > 5")
     cell = tab.page.evaluate(
@@ -165,7 +175,14 @@ def test_a_second_tab_watches_and_takes_over(
     second.page.keyboard.press("ArrowRight")
     second.wait_setting("scheduling.token_budget", "256")
     second.close()
-    first.drive()
+    first.page.wait_for_function("window.__kvw.link.driver === null")
+    first.key("take_over").wait_for(state="detached")
+    assert first.page.get_by_text("Another tab drives").locator("visible=true").count() == 0
+    first.key(knob).locator("input").focus()
+    first.page.keyboard.press("ArrowLeft")  # the first change made elsewhere takes over
+    first.wait_setting("scheduling.token_budget", "128")
+    first.page.keyboard.press("ArrowRight")
+    first.wait_setting("scheduling.token_budget", "256")
 
 
 def test_a_reload_keeps_driving(tab: Tab) -> None:
@@ -201,7 +218,27 @@ def test_a_dropped_file_names_each_bad_line(tab: Tab) -> None:
                  "Line 4: prompt is empty"):  # fmt: skip
         tab.page.get_by_text(text).wait_for()
     tab.press("run_file")
-    tab.wait_answer("1 requests started")
+    tab.wait_answer("One request started")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"x" * (4 * 2**20 + 1), "File must be 4.0MB or smaller"),
+        (b"\xff\xfe{}", "not UTF-8 text"),
+        (b"\n\n", "The file holds no request"),
+    ],
+    ids=["oversized", "binary", "blank"],
+)
+def test_a_file_that_cannot_be_used_is_named(tab: Tab, content: bytes, told: str) -> None:
+    tab.page.reload()
+    tab.drive()
+    tab.press("work")
+    file = {"name": "prompts.jsonl", "mimeType": "application/json", "buffer": content}
+    tab.page.locator('input[type="file"]').set_input_files(file)  # type: ignore[arg-type]
+    tab.page.get_by_text(told).first.wait_for()
+    assert tab.key("run_file").locator("button").count() == 1
+    tab.page.keyboard.press("Escape")
 
 
 def test_chat_joins_the_batch(tab: Tab) -> None:
@@ -241,6 +278,10 @@ def test_present_hides_the_knobs(tab: Tab) -> None:
 def test_a_phone_shows_one_view_at_a_time(browser: Browser, dashboard: Dashboard) -> None:
     tab = Tab(browser, dashboard.url, 390, 844)
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    strip = tab.page.locator(".strip-main").bounding_box()
+    assert strip is not None and strip["height"] <= 72  # two rows
+    assert tab.page.evaluate("(([t]) => t.scrollWidth <= t.clientWidth)"
+                             "(document.querySelectorAll('.st-key-toolbar'))")
     assert tab.key("middle").is_visible() and not tab.key("knobs").is_visible()
     tab.page.get_by_role("tab", name="Knobs").click()
     assert tab.key("knobs").is_visible() and not tab.key("middle").is_visible()

@@ -9,7 +9,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import engine_owner
+from app.panels.history import History
 from tests.interface.dashboard import ROOT, wait_for
+from workbench.clock import ManualClock
 from workbench.config import all_settings
 
 
@@ -182,6 +184,37 @@ def test_workload_preset_and_clear(app: AppTest, owner: engine_owner.EngineOwner
     app = button(app, "clear_requests")
     live = [r for r in owner.client.snapshot().requests if not r.status.startswith("finished")]
     assert live == []
+
+
+def test_undo_stops_what_a_preset_still_has_to_come(
+    app: AppTest, owner: engine_owner.EngineOwner
+) -> None:
+    app.selectbox(key="preset").set_value("many_short")
+    app = button(app, "run_preset")
+    assert "the first of 48 requests started, the others follow" in answer(app)
+    name = owner_history(owner).last.workload
+    assert name in owner.client.journal.workloads
+    owner_history(owner).undo()
+    wait_for(lambda: name not in owner.client.journal.workloads, 20, lambda: "still to come")
+    live = [e for e in owner.client.journal.unfinished() if e.workload == name]
+    assert live == []
+    owner_history(owner).redo()
+    assert name in owner.client.journal.workloads
+    owner_history(owner).undo()
+
+
+def test_changes_within_half_a_second_are_one_undo(owner: engine_owner.EngineOwner) -> None:
+    clock = ManualClock()
+    history = History(owner.client, owner.client.config, clock)
+    path, before = "scheduling.token_budget", owner.client.config.scheduling.token_budget
+    for wait_s, value in ((0.0, 128), (0.5, 64), (0.6, 32)):
+        clock.advance(wait_s)
+        history.apply({path: value}, history.version)
+    assert [entry.changes[path] for entry in history.marks()] == [64, 32]
+    history.undo()
+    assert owner.client.snapshot().settings[path] == 64
+    history.undo()
+    assert owner.client.snapshot().settings[path] == before
 
 
 def test_chat_and_refused_chat(app: AppTest, owner: engine_owner.EngineOwner) -> None:

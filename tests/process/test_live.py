@@ -133,6 +133,13 @@ def test_frames_of_a_running_workload_arrive_and_viewers_are_counted(dashboard):
         assert news(first, viewers=1)["driver"] == "first"
 
 
+def test_a_driver_whose_tab_is_closed_is_nobody(dashboard):
+    with watch(dashboard, "one"):
+        pass
+    with watch(dashboard, "two") as two:  # nobody took over: the seat is kept, but it is empty
+        assert news(two, viewers=1)["driver"] is None
+
+
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:1"])
 def test_a_foreign_page_is_refused(dashboard, origin):
     with pytest.raises(InvalidStatus) as caught:

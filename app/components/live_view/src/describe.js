@@ -89,3 +89,15 @@ function mediumName(snap, name) {
   const tier = snap.tiers.find((t) => t.name === name);
   return tier ? tier.medium.replace(/\s*\(.*\)$/, "") : name;
 }
+
+// A state's detail ("fetch num_bytes=1 total_bytes=2") as a sentence; other text stays as it is.
+export function stateDetail(snap, words) {
+  const [kind = "", ...pairs] = (snap.state_detail ?? "").split(" ");
+  if (!words.has(`state.detail.${kind}`)) return snap.state_detail ?? "";
+  const values = { model: snap.model_name };
+  for (const pair of pairs) {
+    const [name, value] = pair.split("=");
+    values[name] = name.endsWith("_bytes") ? bytes(Number(value)) : value;
+  }
+  return words(`state.detail.${kind}`, values);
+}

@@ -1,5 +1,6 @@
 // What covers the grid when there is nothing to draw: loading, no requests, a dead engine, no link.
 
+import { stateDetail } from "./describe.js";
 import { attrs, button, h, setAttr, setText, show } from "./dom.js";
 
 export class Faces {
@@ -37,10 +38,10 @@ export class Faces {
     }
     if (!frame) return { kind: "loading", title: words(`face.link.${store.link.status}`) };
     if (snap.state === "loading") {
-      const detail = snap.state_detail || words("face.loading.detail", { model: snap.model_name });
+      const detail = stateDetail(snap, words);
       return { kind: "loading", title: words("face.loading"), detail, progress: snap.progress };
     }
-    if (!snap.requests.length && store.live && !store.playback) {
+    if (snap.state === "idle" && store.live && !store.playback && snap.requests.every(isOver)) {
       return {
         kind: "empty", title: words("face.empty"), detail: words("face.empty.detail"),
         act: words("face.start"),
@@ -50,3 +51,5 @@ export class Faces {
     return null;
   }
 }
+
+function isOver(request) { return request.status.startsWith("finished"); }

@@ -6,13 +6,12 @@ import { Spark } from "./spark.js";
 
 export const MAIN_NUMBERS = ["hit_rate", "ttft_p50", "itl_p50", "tokens_per_s", "num_preemptions", "recompute_tax"];
 
-// "p50, 30 s, n 41", leaving out what means nothing; "n 41 → 20" with the samples of a change.
-export function basis(number, words, change = null) {
+// "p50, 30 s, n 41", leaving out what means nothing.
+export function basis(number, words) {
   const parts = [];
   if (number.percentile) parts.push(number.percentile);
   if (number.window_s) parts.push(words("number.window", { seconds: Math.round(number.window_s) }));
-  if (change) parts.push(words("number.samples.change", { n1: change.samplesBefore, n2: change.samplesAfter }));
-  else if (number.samples) parts.push(words("number.samples", { samples: number.samples }));
+  if (number.samples) parts.push(words("number.samples", { samples: number.samples }));
   return parts.join(", ");
 }
 
@@ -32,11 +31,11 @@ class NumberView {
     this.basis = h("span", "num-basis");
     this.why = h("span", "num-why");
     this.spark = new Spark();
-    this.source = h("span", "num-basis");
+    this.samples = h("span", "num-basis");
     this.chip = h("span", "num-change");
     const line = h("div", "num-line", this.value, this.unit, this.why);
     const head = h("div", "num-head", this.label);
-    this.node = attrs(h("div", "num", head, line, this.spark.node, this.basis, this.source, this.chip), { "data-number": name });
+    this.node = attrs(h("div", "num", head, line, this.spark.node, this.basis, this.samples, this.chip), { "data-number": name });
   }
 
   update(store, theme) {
@@ -57,10 +56,11 @@ class NumberView {
       setText(this.unit, shown.unit);
     }
     const change = number ? store.series.change(this.name, store.shown.snap.time_s) : null;
-    setText(this.basis, missing ? "" : basis(number, words, change));
-    const source = missing ? "" : words(`provenance.${number.provenance}`);
-    setText(this.source, change?.undecided ? words("number.undecided", { source }) : source);
-    setClass(this.source, "warn", !missing && number.provenance !== "measured");
+    setText(this.basis, missing ? "" : [basis({ ...number, samples: 0 }, words), words(`provenance.${number.provenance}`)]
+      .filter(Boolean).join(", "));
+    setClass(this.basis, "warn", !missing && number.provenance !== "measured");
+    setText(this.samples, change ? words("number.samples.change", { n1: change.samplesBefore, n2: change.samplesAfter })
+      : missing ? "" : basis({ samples: number.samples }, words));
     this.updateChange(number, change);
     const end = store.latest.snap.time_s;
     const marks = allMarks(store).filter((m) => m.time_s > end - 60);
@@ -76,7 +76,7 @@ class NumberView {
       before: valueAndUnit(number, change.before).value, after: valueAndUnit(number, change.after).value,
       unit: valueAndUnit(number, change.after).unit, n1: change.samplesBefore, n2: change.samplesAfter,
     };
-    setText(this.chip, this.words("number.change", values));
+    setText(this.chip, this.words(change.undecided ? "number.undecided" : "number.change", values));
     setAttr(this.chip, "title", this.words("number.change.title", { ...values, label: change.mark.label }));
     setClass(this.chip, "undecided", change.undecided);
   }

@@ -1,7 +1,7 @@
 // One sentence that says what just happened, in plain words.
 
 import { attrs, h, setAttr, setClass, setText } from "./dom.js";
-import { eventSentence } from "./describe.js";
+import { eventSentence, stateDetail } from "./describe.js";
 
 export class Sentence {
   constructor({ store, words }) {
@@ -18,10 +18,6 @@ export class Sentence {
     setText(this.note, note ?? (snap.stands_in ? this.words("stands_in") : ""));
     setAttr(this.note, "title", note);
     setClass(this.note, "warn", !!note && snap.state !== "paused");
-    if (snap.state === "thrashing" || snap.state === "saturated") {
-      const detail = snap.state_detail || (snap.sentence ? eventSentence(snap.sentence, snap, this.words) : "");
-      return setText(this.text, `${this.words(`engine.${snap.state}`)}: ${detail}`);
-    }
     setText(this.text, snap.sentence ? eventSentence(snap.sentence, snap, this.words) : this.words("sentence.none"));
   }
 
@@ -29,7 +25,7 @@ export class Sentence {
   noteOf(snap) {
     const failed = snap.tiers.find((t) => t.faults && !t.enabled && t.note);
     if (failed) return this.words("note.tier_failed", { tier: failed.name, reason: failed.note });
-    if (["thrashing", "saturated", "paused"].includes(snap.state)) return this.words(`note.${snap.state}`);
-    return null;
+    if (snap.state === "paused") return this.words("note.paused");
+    return ["thrashing", "saturated"].includes(snap.state) ? stateDetail(snap, this.words) : null;
   }
 }
