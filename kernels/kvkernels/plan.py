@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvkernels.api import Rope, RopeTable, Scratch, StepTables, Timers
+from kvkernels.api import FormatState, Rope, RopeTable, Scratch, StepTables, Timers
 from kvkernels.codec import DTYPES
 from kvkernels.layout import FORMATS, META_BYTES, PageSpec
 from kvkernels.rows import HostRows, check_tables
@@ -88,6 +88,14 @@ class Plan:
     rope_table: RopeTable | None
     timers: Timers | None
     readers: dict[Any, Any] = field(default_factory=dict)  # bound buffers of the batches
+    _scales: list[Any] = field(default_factory=list)
+
+    def shared_scales(self, state: FormatState) -> tuple[list[float], list[float]]:
+        """Scales of K and of V by layer; read once, so a plan made earlier keeps the old ones."""
+        if not self._scales or self._scales[0] is not state:
+            self._scales[:] = [state, (state.k_scale.tolist(), state.v_scale.tolist())]
+        scales: tuple[list[float], list[float]] = self._scales[1]
+        return scales
 
 
 def make_plan(

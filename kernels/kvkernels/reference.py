@@ -33,19 +33,22 @@ def write_kv(
     index, spec = plan.write, plan.spec
     if index is None:
         return
-    rows = [x.reshape(-1, spec.head_dim) for x in (k, v)]
-    if index.picks is not None:
-        rows = [x.index_select(0, index.picks) for x in rows]
-    if len(index.data) == 1:
-        rows = [torch.cat(rows)]
-    scales = _shared_scales(plan, layer, state, rows)
+    joined = len(index.data) == 1
+    planes = [torch.cat((k, v))] if joined else [k, v]
+    scales = _shared_scales(plan, layer, state, joined)
     start = layer * spec.layer_bytes
-    for number, values in enumerate(rows):
+    for number, plane in enumerate(planes):
+        values = plane.reshape(-1, spec.head_dim)
+        if index.picks is not None:
+            values = values.index_select(0, index.picks)
         fmt = spec.k_format if number == 0 else spec.v_format
-        code = encode(fmt, values, scales[number], state.saturated)
         dtype = DTYPES[fmt]
         width = spec.head_dim * FORMATS[fmt].bits // 8 // dtype.itemsize
         target = plan.scratch.chunks(arena, dtype, start, width)
+        if values.dtype == dtype:
+            target.index_copy_(0, index.data[number], values)
+            continue
+        code = encode(fmt, values, scales[number], state.saturated)
         target.index_copy_(0, index.data[number], code.data.view(dtype))
         meta_at = index.meta[number]
         if meta_at is not None and code.meta is not None:
@@ -54,13 +57,13 @@ def write_kv(
 
 
 def _shared_scales(
-    plan: Plan, layer: int, state: FormatState, rows: list[Tensor]
+    plan: Plan, layer: int, state: FormatState, joined: bool
 ) -> list[Tensor | float]:
     """The fp8 scale of each encode: numbers, or one a row where K and V go together."""
-    spec = plan.spec
-    if not (FORMATS[spec.k_format].shared_scale or FORMATS[spec.v_format].shared_scale):
-        return [1.0, 1.0]
-    scales: list[Tensor | float] = [float(state.k_scale[layer]), float(state.v_scale[layer])]
-    if len(rows) == 2 or scales[0] == scales[1]:
+    k_scales, v_scales = plan.shared_scales(state)
+    scales: list[Tensor | float] = [k_scales[layer], v_scales[layer]]
+    if not joined or scales[0] == scales[1]:
         return scales
-    return [torch.tensor(scales).repeat_interleave(rows[0].shape[0] // 2)[:, None]]
+    assert plan.write is not None
+    each = plan.write.data[0].numel() // 2
+    return [torch.tensor(scales).repeat_interleave(each)[:, None]]

@@ -15,7 +15,8 @@ from kvkernels.rows import HostRows
 class WriteIndex:
     """Where new vectors go, as element indices (layer 0), heads of a token together.
 
-    picks: int64 rows of k viewed [N * Hkv, D], or None for all in order.
+    picks: int64 rows of k (then of v, where they share a format) viewed [N * Hkv, D], or None for
+        all in order.
     data: one index for K then V where they share a format, else one each; meta: alike, [M, ...].
     """
 
@@ -52,6 +53,8 @@ def make_write_index(spec: PageSpec, host: HostRows) -> WriteIndex | None:
     )
     metas = (meta(spec.k_format, spec.k_meta_offset), meta(spec.v_format, spec.v_meta_offset))
     if spec.k_format == spec.v_format:
+        if picks is not None:
+            picks = torch.cat([picks, picks + int(host.q_lens.sum()) * groups * heads])
         datas, metas = (np.concatenate(datas),), (np.concatenate(metas, -1),)  # type: ignore[assignment]
     return WriteIndex(
         picks,
