@@ -27,8 +27,8 @@ def show_face(page: Page) -> None:
 
 
 def dead_sentence(page: Page) -> str:
-    """Why the engine stopped and what Restart does."""
-    reason = page.engine.death_reason.strip().rstrip(".") + "."
+    """Why the engine stopped."""
+    reason = page.engine.death_reason.strip().removeprefix("the engine stopped: ").rstrip(".") + "."
     return page.texts("state.dead", reason=reason)
 
 

@@ -105,7 +105,7 @@ class Tab:
 
     def press(self, name: str) -> None:
         """Click a native button by its key."""
-        self.key(name).locator("button").first.click()
+        self.key(name).locator("button").locator("visible=true").first.click()
 
     def settled(self) -> None:
         """Wait until no run of the page is under way."""

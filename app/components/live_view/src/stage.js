@@ -74,6 +74,7 @@ export class Stage {
     this.faces.update(frame);
     this.present.update();
     setClass(this.node, "waiting", !frame);
+    setClass(this.node, "beside-chat", document.body.dataset.tab === "chat");
     if (!frame || document.hidden) return;
     setClass(this.node, "is-dead", !!store.link.dead);
     this.numbers.update(store, theme());

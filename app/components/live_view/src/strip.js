@@ -66,6 +66,7 @@ export class Strip {
       document.body.dataset.tab = name;
       this.update();
       dispatchEvent(new Event("resize"));
+      this.context.store.setView({}); // the stage shows less beside the chat
     }), { role: "tab", "data-tab": name });
     return node;
   }
