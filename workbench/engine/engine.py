@@ -181,6 +181,10 @@ class Engine:
         if self.byte_guard is not None:
             self.byte_guard.record(self.stack)
         self.log.flush_kv()
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """New tokens and ends that nobody has been told of yet (an abort between steps)."""
         outputs, self._outbox = self._outbox, []
         return outputs
 

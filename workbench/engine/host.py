@@ -95,9 +95,8 @@ class EngineHost:
     def abort(self, request_id: str) -> bool:
         """Stop a request; False when it is not there."""
         found = self.engine.abort(request_id)
-        entry = self.journal.entries.get(request_id)
-        if found and entry is not None and not entry.is_finished:
-            self._deliver([_ended(request_id, len(entry.token_ids), "finished_aborted")])
+        if found:
+            self._deliver(self.engine.take_outputs())
         return found
 
     def clear(self) -> int:
