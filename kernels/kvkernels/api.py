@@ -1,8 +1,5 @@
 """What both backends share: step tables, calibration, results, scratch buffers and timers."""
 
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,10 +11,7 @@ from kvkernels.layout import PageSpec
 
 Rope = Literal["stored", "at_read"]
 Mass = Literal["page", "token"] | None
-Part = Literal["gather", "dequant", "attention"]
 RopeTable = tuple[Tensor, Tensor]  # cos, sin: [max_positions, head_dim / 2] fp32 each
-
-_NO_SPAN = nullcontext()
 
 
 @dataclass
@@ -159,16 +153,3 @@ class Timers:
     def reset(self) -> None:
         """Set all sums to zero."""
         self.gather_s = self.dequant_s = self.attention_s = 0.0
-
-    @contextmanager
-    def span(self, part: Part) -> Iterator[None]:
-        """Add the time of the enclosed block to one part."""
-        start = time.perf_counter()
-        yield
-        elapsed = time.perf_counter() - start
-        setattr(self, f"{part}_s", getattr(self, f"{part}_s") + elapsed)
-
-
-def span(timers: Timers | None, part: Part) -> AbstractContextManager[None]:
-    """Time a block where there are timers."""
-    return _NO_SPAN if timers is None else timers.span(part)

@@ -1,21 +1,22 @@
-"""Paged attention in torch: two products a batch of rows, no loop over requests.
+"""Paged attention in torch: a few products a batch of rows, no loop over requests.
 
-Two paths. *Dense*: K and V become one dtype and torch's fused CPU kernel runs. *Folded* (int8 and
-int4 decode): codes go into the products as they are, K scales multiply the scores and V scales the
-probabilities. Shapes: B rows (request x head group), h KV heads, G query heads each, Q queries,
-T slots.
+Decode rows go to `kvkernels.decode`. Here K and V become one dtype and torch's fused CPU kernel
+runs. Shapes: B rows (request x head group), h KV heads, G query heads each, Q queries, T slots.
 """
+
+from collections.abc import Callable
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from kvkernels.api import AttentionResult, FormatState, Mass, span
+from kvkernels.api import AttentionResult, FormatState, Mass
 from kvkernels.common import rotate
-from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.decode import FUSED, Factors, FoldedDecode, FusedDecode
+from kvkernels.layout import PageSpec
 from kvkernels.plan import Batch, Plan
 from kvkernels.readers import Operand, Reader
 
-FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 MAX_SCORES = 1 << 23  # scores held at once while mass is summed
 
 
@@ -25,14 +26,9 @@ class Call:
     def __init__(
         self, plan: Plan, layer: int, scale: float, state: FormatState, partial: bool
     ) -> None:
-        """Fold the shared scales of the layer into two factors."""
-        spec = plan.spec
+        """Join the scales of the layer."""
         self.plan, self.layer, self.partial = plan, layer, partial
-        # fp8 codes are read as value / 256
-        self.k_scale = float(state.k_scale[layer]) if FORMATS[spec.k_format].shared_scale else 1.0
-        self.score_scale = scale * (256.0 if FORMATS[spec.k_format].shared_scale else 1.0)
-        shared = FORMATS[spec.v_format].shared_scale
-        self.v_scale = 256.0 * float(state.v_scale[layer]) if shared else 1.0
+        self.factors = Factors.of(plan, layer, scale, state)
         self.mass: Tensor | None = None
 
 
@@ -53,7 +49,6 @@ def attend(
     Padding and unwritten slots are never read into a result, whatever bytes they hold.
     """
     tokens, num_heads, dim = q.shape
-    rows = q.reshape(tokens * plan.num_head_groups, -1, dim)  # [N * groups, h * G, D]
     call = Call(plan, layer, softmax_scale, state, partial)
     if mass is not None:
         slots = plan.num_pages * plan.spec.block_size
@@ -61,8 +56,9 @@ def attend(
             plan.num_requests * plan.num_head_groups, plan.spec.num_kv_heads, slots
         )
     if plan.covers_all:
-        out, lse = _attend_batch(rows, arena, call, plan.batches[0])
+        out, lse = _attend_batch(q, arena, call, plan.batches[0])
     else:
+        rows = q.reshape(tokens * plan.num_head_groups, -1, dim)  # [N * groups, h * G, D]
         out = q.new_zeros(rows.shape)
         lse = torch.full(rows.shape[:2], float("-inf"))
         for batch in plan.batches:
@@ -73,11 +69,12 @@ def attend(
     return AttentionResult(
         out.reshape(tokens, num_heads * dim),
         lse.reshape(tokens, num_heads) if partial else None,
-        _finish_mass(plan, call.mass, mass),
+        _finish_mass(plan, call.mass, mass) if mass is not None else None,
     )
 
 
 def _place(target: Tensor, values: Tensor, batch: Batch) -> None:
+    values = values.reshape(-1, *target.shape[1:])
     if batch.out_picks is not None:
         values = values.index_select(0, batch.out_picks)
     if batch.out_rows is None:
@@ -86,46 +83,75 @@ def _place(target: Tensor, values: Tensor, batch: Batch) -> None:
         target.index_copy_(0, batch.out_rows, values)
 
 
-def _attend_batch(rows: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return out [B * Q, h * G, D] and lse [B * Q, h * G] (meaningless unless `partial`)."""
+def _attend_batch(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return out and lse of B * Q rows, h * G heads, in that order (lse only if `partial`).
+
+    q holds the batch's rows alone where the plan has one batch, else all rows.
+    """
     plan = call.plan
-    reader = _reader(plan, batch, rows.dtype)
+    if batch.num_queries == 1 and plan.rope == "stored":
+        out, lse = _decode(q if plan.covers_all else _pick(q, batch), arena, call, batch)
+        if batch.blind is None:
+            return out, lse
+        out = out.view(batch.num_rows, -1).masked_fill(batch.blind, 0.0)
+        lse = lse.reshape(batch.num_rows, -1)
+        return out, lse.masked_fill(batch.blind, float("-inf")) if call.partial else lse
+    reader = _reader(plan, batch, q.dtype)
     reader.read(arena, call.layer)
-    query = _queries(rows, batch, plan)  # [B, h, G, Q, D]
-    with span(plan.timers, "attention"):
-        if reader.folds:
-            out, lse = _folded(query, reader, call, batch)
-        else:
-            out, lse = _dense(query, reader, call, batch)
-        if call.v_scale != 1.0:
-            out = out * call.v_scale if out.dtype == torch.float32 else _scale(out, call.v_scale)
-    count = batch.num_rows * batch.num_queries
+    begun = perf_counter()
+    out, lse = _dense(_queries(q, batch, plan), reader, call, batch)
     if batch.blind is not None:
         blind = batch.blind[:, None, None, :]
         out = out.masked_fill(blind[..., None], 0.0)
         lse = lse.masked_fill(blind, float("-inf"))
-    if batch.num_queries > 1:
-        out, lse = out.permute(0, 3, 1, 2, 4), lse.permute(0, 3, 1, 2)
-    return out.reshape(count, -1, plan.spec.head_dim).to(rows.dtype), lse.reshape(count, -1)
+    out, lse = out.permute(0, 3, 1, 2, 4), lse.permute(0, 3, 1, 2)
+    out = out.reshape(batch.num_rows * batch.num_queries, -1, plan.spec.head_dim).to(q.dtype)
+    plan.timers.attention_s += perf_counter() - begun
+    return out, lse
 
 
-def _scale(out: Tensor, factor: float) -> Tensor:
-    return out.to(torch.float32).mul_(factor)  # fp16 could overflow, bf16 would round twice
+def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor, Tensor]:
+    """One query a row, on operands that the layers of the step share."""
+    plan, wants_mass = call.plan, call.mass is not None
+    key = (id(batch), q.dtype, wants_mass)
+    bound = plan.readers.get(key)
+    if bound is None:
+        dtype = _dense_dtype(q.dtype, plan.spec, 1)
+        if batch.meta is None and dtype != torch.float32:
+            bound = FusedDecode(plan, batch, dtype, whole=wants_mass)
+        else:
+            heads = batch.num_rows * plan.spec.num_kv_heads * plan.spec.head_dim
+            bound = FoldedDecode(plan, batch, q.numel() // heads)
+        plan.readers[key] = bound
+    if isinstance(bound, FusedDecode):
+        out, lse = bound.run(q, arena, call.layer, call.factors)
+        if call.mass is not None:
+            k = bound.key.view(batch.num_rows, -1, *bound.key.shape[2:])
+            query = q.reshape(*k.shape[:2], -1, 1, k.shape[-1]).to(k.dtype)
+            _dense_mass(query, k, batch, call.factors.score, call.mass)
+        return out, lse
+    return bound.run(q, arena, call.layer, call.factors, call.partial, _mass_adder(call, batch))
+
+
+def _mass_adder(call: Call, batch: Batch) -> Callable[[Tensor], None] | None:
+    total = call.mass
+    if total is None:
+        return None
+
+    def add(probs: Tensor) -> None:
+        shape = (batch.num_rows, call.plan.spec.num_kv_heads, -1, 1, probs.shape[-1])
+        _add_mass(probs.view(shape), batch, slice(0, 1), total)
+
+    return add
 
 
 def _reader(plan: Plan, batch: Batch, query: torch.dtype) -> Reader:
     """Bind a reader to the batch on first use; the layers of the step share it."""
     key = (id(batch), query)
-    reader = plan.readers.get(key)
+    reader: Reader | None = plan.readers.get(key)
     if reader is None:
-        spec = plan.spec
-        dtype = _dense_dtype(query, spec, batch.num_queries)
-        plain = batch.meta is None and dtype != torch.float32
-        folds = batch.num_queries == 1 and plan.rope == "stored" and not plain
-        if folds:
-            # torch rounds a bf16 product to bf16, coarser than int8 itself, and is no faster at it
-            dtype = torch.float32
-        reader = Reader(spec, batch, dtype, folds, plan.scratch, plan.timers)
+        dtype = _dense_dtype(query, plan.spec, batch.num_queries)
+        reader = Reader(plan.spec, batch, dtype, plan.scratch, plan.timers)
         plan.readers[key] = reader
     return reader
 
@@ -142,15 +168,18 @@ def _dense_dtype(query: torch.dtype, spec: PageSpec, num_queries: int) -> torch.
     return torch.float16 if decodes_fp8 else torch.bfloat16
 
 
-def _queries(rows: Tensor, batch: Batch, plan: Plan) -> Tensor:
+def _pick(rows: Tensor, batch: Batch) -> Tensor:
+    """A batch's rows of q."""
+    if isinstance(batch.queries, slice):
+        return rows[batch.queries]
+    return rows.index_select(0, batch.queries)
+
+
+def _queries(q: Tensor, batch: Batch, plan: Plan) -> Tensor:
     """Pick a batch's queries: [B, h, G, Q, D]."""
     spec = plan.spec
-    if plan.covers_all and batch.num_queries == 1 and batch.query_pos is None:
-        return rows.view(batch.num_rows, spec.num_kv_heads, -1, 1, spec.head_dim)
-    if isinstance(batch.queries, slice):
-        picked = rows[batch.queries]
-    else:
-        picked = rows.index_select(0, batch.queries)
+    rows = q.reshape(plan.num_query_rows * plan.num_head_groups, -1, spec.head_dim)
+    picked = _pick(rows, batch)
     if batch.query_pos is not None and plan.rope_table is not None:
         cos, sin = (table[batch.query_pos][:, None, :] for table in plan.rope_table)
         picked = rotate(picked.to(torch.float32), cos, sin).to(rows.dtype)
@@ -178,12 +207,12 @@ def _dense(query: Tensor, reader: Reader, call: Call, batch: Batch) -> tuple[Ten
     if batch.pos is not None and table is not None:
         cos, sin = (angles[batch.pos][:, None] for angles in table)  # [B, 1, T, D / 2]
         k = rotate(k.to(torch.float32), cos, sin).to(k.dtype)
-    query = query if query.dtype == k.dtype else query.to(k.dtype)
-    if call.k_scale != 1.0:
-        query = query * call.k_scale
-    out, lse = _fused(query, k, v, batch, call.score_scale)
+    query = query.to(k.dtype)
+    out, lse = _fused(query, k, v, batch, call.factors.score)
     if call.mass is not None:
-        _dense_mass(query, k, batch, call.score_scale, call.mass)
+        _dense_mass(query, k, batch, call.factors.score, call.mass)
+    if call.factors.out != 1.0:  # bf16 would round twice
+        out = out.to(torch.float32).mul_(call.factors.out)
     return out, lse
 
 
@@ -223,48 +252,6 @@ def _dense_mass(query: Tensor, k: Tensor, batch: Batch, scale: float, total: Ten
             bias = batch.bias[:, :, part]
             scores += bias.view(rows, bias.shape[0] // rows, 1, *bias.shape[2:])
         _add_mass(torch.softmax(scores, -1), batch, part, total)
-
-
-def _folded(query: Tensor, reader: Reader, call: Call, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Decode attention on codes; same shapes as `_dense` with Q = 1."""
-    rows, heads, share, _, dim = query.shape
-    flat = query.reshape(rows * heads, share, dim).to(torch.float32)
-    scores = _scores(flat * (call.score_scale * call.k_scale), reader.key)  # [B * h, G, T]
-    if batch.tail_bias is not None:
-        scores.view(rows, heads * share, -1).add_(batch.tail_bias)
-    lse = torch.logsumexp(scores, -1) if call.partial else scores[..., 0]
-    probs = torch.softmax(scores, -1)
-    if call.mass is not None:
-        _add_mass(probs.view(rows, heads, share, 1, -1), batch, slice(0, 1), call.mass)
-    out = _weighted(probs, reader.value)
-    shape = (rows, heads, share, 1)
-    return out.view(*shape, dim), lse.reshape(shape)
-
-
-def _scores(query: Tensor, key: Operand) -> Tensor:
-    """q [B * h, G, D] times K, fp32 [B * h, G, T]; scale and minimum after the product."""
-    parts = key.parts.shape[0]
-    if parts == 1:
-        scores = torch.bmm(query, key.parts[0].transpose(1, 2))
-    else:
-        half = query.shape[-1] // 2
-        scores = torch.bmm(query[..., :half], key.parts[0].transpose(1, 2))
-        scores.baddbmm_(query[..., half:], key.parts[1].transpose(1, 2))
-    if key.scale is not None:
-        scores.mul_(key.scale)
-    if key.low is not None:
-        scores.addcmul_(query.sum(-1, keepdim=True), key.low)
-    return scores
-
-
-def _weighted(probs: Tensor, value: Operand) -> Tensor:
-    """Probabilities fp32 [B * h, G, T] times V: [B * h, G, D]."""
-    weights = probs if value.scale is None else probs * value.scale
-    outs = [torch.bmm(weights, part) for part in value.parts]
-    out = outs[0] if len(outs) == 1 else torch.cat(outs, -1)
-    if value.low is not None:
-        out = out + torch.bmm(probs, value.low.transpose(1, 2))
-    return out
 
 
 def _add_mass(probs: Tensor, batch: Batch, queries: slice, total: Tensor) -> None:

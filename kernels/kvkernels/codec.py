@@ -29,7 +29,7 @@ LOW_BYTE = 0 if sys.byteorder == "little" else 3
 
 @dataclass(frozen=True)
 class Encoded:
-    """One encoded plane: `data` uint8 [..., row_bytes], maybe strided; `meta` fp16 [M, ...] or None."""
+    """One encoded plane: `data` uint8 [..., row_bytes] (may be strided), `meta` fp16 [M, ...]."""
 
     data: Tensor
     meta: Tensor | None = None

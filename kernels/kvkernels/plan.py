@@ -19,31 +19,20 @@ from kvkernels.write_index import WriteIndex, make_write_index
 
 
 @dataclass(frozen=True)
-class PlaneIndex:
-    """Where a batch's chunks of one storage type start.
-
-    data: int64 [planes * B * h * P], in elements of the plane's type, for layer 0.
-    """
-
-    fmt: str
-    planes: int
-    data: Tensor
-
-
-@dataclass(frozen=True)
 class Batch:
     """Rows padded to one shape: B rows, Q queries, T slots in P pages.
 
-    planes: one PlaneIndex for K and V where they share a format, else one each.
+    planes: int64 [2, B * h * P], where a page's K and V chunks start in layer 0, in elements of
+        the plane's type.
     meta: int64 [B * P], start of a page's metadata (K then V) in fp16 elements, or None.
     queries: rows of q viewed [N * num_head_groups, ...], as a slice or int64 [B * Q].
     out_rows, out_picks: where results go and which of the B * Q they are (None = as `queries`).
     rows: int64 [B] row numbers.
     holes: int64, unwritten slot rows of one plane [B * h * P * S], or None.
-    dead: bool [B, 1, P * S], unwritten slots, or None where all are written.
     tail_holes: as holes; they include the end of the last pages even if every row has T slots.
     bias: fp32 [B * h or B or 1, 1, Q, T] added to scores, or None.
-    tail_bias: fp32 [B, 1, P * S], the same for one query over whole pages, or None.
+    tail_bias: fp32 [B, 1, W], the same for one query over whole pages, or None; it covers the last
+        W of the P * S slots, those before need none.
     blind: bool [B, Q], queries that see nothing, or None. real: fp32 [B, Q], 1 for real queries.
     fresh: every slot is new and no score is weighted, so that plain causality is the whole mask.
     pos: int64 [B, T]; query_pos: int64 [B * Q].
@@ -53,7 +42,7 @@ class Batch:
     num_queries: int
     num_slots: int
     num_pages: int
-    planes: tuple[PlaneIndex, ...]
+    planes: Tensor
     meta: Tensor | None
     queries: slice | Tensor
     out_rows: Tensor | None
@@ -61,7 +50,6 @@ class Batch:
     rows: Tensor
     holes: Tensor | None
     tail_holes: Tensor | None
-    dead: Tensor | None
     bias: Tensor | None
     tail_bias: Tensor | None
     blind: Tensor | None
@@ -86,7 +74,7 @@ class Plan:
     scratch: Scratch
     rope: Rope
     rope_table: RopeTable | None
-    timers: Timers | None
+    timers: Timers
     readers: dict[Any, Any] = field(default_factory=dict)  # bound buffers of the batches
     _scales: list[Any] = field(default_factory=list)
 
@@ -131,7 +119,7 @@ def make_plan(
         scratch=scratch,
         rope=rope,
         rope_table=rope_table,
-        timers=timers,
+        timers=Timers() if timers is None else timers,
     )
 
 
@@ -170,7 +158,6 @@ def _make_batch(
         rows=torch.from_numpy(part),
         holes=holes if ragged else None,
         tail_holes=holes,
-        dead=torch.from_numpy(empty[:, None, :]) if holes is not None else None,
         bias=bias,
         tail_bias=_tail_bias(bias, empty) if queries == 1 else None,
         blind=blind,
@@ -229,13 +216,14 @@ def _holes(empty: np.ndarray, heads: int) -> Tensor:
 
 
 def _tail_bias(bias: Tensor | None, empty: np.ndarray) -> Tensor | None:
-    """Widen a decode bias [B or 1, 1, 1, T] to whole pages [B, 1, P * S]."""
+    """Widen a decode bias [B or 1, 1, 1, T] to whole pages and keep its last columns [B, 1, W]."""
     if bias is None and not empty.any():
         return None
-    tail = torch.from_numpy(np.where(empty, np.float32(-np.inf), np.float32(0.0)))
+    tail = np.where(empty, np.float32(-np.inf), np.float32(0.0))
     if bias is not None:
-        tail[:, : bias.shape[-1]] += bias[:, 0, 0]
-    return tail[:, None]
+        tail[:, : bias.shape[-1]] += bias[:, 0, 0].numpy()
+    first = int(np.flatnonzero(tail.any(0))[0]) if tail.any() else tail.shape[1] - 1
+    return torch.from_numpy(np.ascontiguousarray(tail[:, None, first:]))
 
 
 def _positions(host: HostRows, part: np.ndarray, slots: int, tables: StepTables) -> Tensor:
@@ -244,23 +232,19 @@ def _positions(host: HostRows, part: np.ndarray, slots: int, tables: StepTables)
     return torch.from_numpy(np.where(np.arange(slots) < host.kv[part][:, None], pos, 0))
 
 
-def _plane_indices(spec: PageSpec, pages: np.ndarray) -> tuple[PlaneIndex, ...]:
+def _plane_indices(spec: PageSpec, pages: np.ndarray) -> Tensor:
     """Chunk starts of every (plane, row, head, page)."""
-    planes = (
-        (spec.k_format, 0, spec.k_row_bytes),
-        (spec.v_format, spec.v_offset, spec.v_row_bytes),
-    )
     heads = np.arange(spec.num_kv_heads)[:, None]
-    starts = []
-    for fmt, start, row in planes:
+    starts = np.empty((2, pages.shape[0], spec.num_kv_heads, pages.shape[1]), np.int64)
+    for plane, (fmt, start, row) in enumerate(
+        (
+            (spec.k_format, 0, spec.k_row_bytes),
+            (spec.v_format, spec.v_offset, spec.v_row_bytes),
+        )
+    ):
         at = pages[:, None, :] + start + heads * (spec.block_size * row)  # [B, h, P]
-        starts.append(at // DTYPES[fmt].itemsize)
-    if spec.k_format == spec.v_format:
-        return (PlaneIndex(spec.k_format, 2, torch.from_numpy(np.stack(starts).ravel())),)
-    return tuple(
-        PlaneIndex(fmt, 1, torch.from_numpy(at.ravel()))
-        for (fmt, _, _), at in zip(planes, starts, strict=True)
-    )
+        starts[plane] = at // DTYPES[fmt].itemsize
+    return torch.from_numpy(starts.reshape(2, -1))
 
 
 def _meta_index(spec: PageSpec, pages: np.ndarray) -> Tensor | None:

@@ -1,15 +1,16 @@
 """Pages of a batch to operands of a matrix product: gather, then the cheapest dequantisation.
 
-A reader is bound once a step to a batch and its scratch; a read of a layer is then a handful of
-torch calls that fill the same buffers. Shapes: B rows, h KV heads, T slots in P pages of S.
+Buffers are bound once a step; a read of a layer is then a handful of torch calls that fill them.
+Shapes: M = rows x KV heads of a batch or of a tile of it, T slots in P pages of S.
 """
 
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from kvkernels.api import Scratch, Timers, span
+from kvkernels.api import Scratch, Timers
 from kvkernels.codec import DTYPES, fp8_bits_to_half
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.plan import Batch
@@ -19,8 +20,8 @@ from kvkernels.plan import Batch
 class Operand:
     """One plane as it goes into a product; value = code * scale + low (times a shared scale).
 
-    parts: [parts, B * h, T, D / parts] (int4 has two parts, its nibbles); scale, low: fp32
-    [B * h, 1, T] or None.
+    parts: [parts, M, T, D / parts] (int4 has two parts, its nibbles); scale, low: fp32 [M, 1, T]
+    or None.
     """
 
     parts: Tensor
@@ -28,151 +29,192 @@ class Operand:
     low: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Source:
-    """One gather: which typed rows to read into which buffer."""
-
-    dtype: torch.dtype
-    width: int
-    index: Tensor
-    out: Tensor  # [chunks, width]
-    holes: Tensor | None  # rows of `slots` to clear
-    slots: Tensor  # out viewed [-1, row]
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One dequantisation of a raw plane buffer into a wider one."""
-
-    kind: str
-    raw: Tensor
-    out: Tensor
-
-
-class Reader:
-    """Reads K and V of one batch; `key` and `value` are valid until the next read."""
+class Plane:
+    """One gather and its dequantisation: chunks of one format to numbers of one dtype."""
 
     def __init__(
         self,
         spec: PageSpec,
-        batch: Batch,
+        fmt: str,
+        index: Tensor,
         dtype: torch.dtype,
-        folds: bool,
+        holes: Tensor | None,
         scratch: Scratch,
-        timers: Timers | None,
+        name: str,
     ) -> None:
-        """Bind buffers; `dtype` is the product type; `folds`: T is whole pages, P * S.
+        """Bind buffers of `scratch`; `index` [n] chunks, `holes` slot rows to clear in floats.
 
-        torch's bf16 and fp32 batched products copy or slow down on sliced slots, its fused
-        attention does not.
+        `parts` [parts, n * S, D / parts] is valid until the next read with this `name`.
         """
-        self.spec, self.batch, self.scratch, self.timers = spec, batch, scratch, timers
-        self.folds = folds
-        self._sources: list[_Source] = []
-        self._steps: list[_Step] = []
-        padded = batch.num_pages * spec.block_size
-        self._shape = (batch.num_rows * spec.num_kv_heads, padded)
-        self._slots = padded if folds else batch.num_slots
-        planes = self._bind_data(dtype)
-        scales = self._bind_meta()
-        operands = []
-        for parts, meta in zip(planes, scales, strict=True):
-            view = parts.view(parts.shape[0], *self._shape, -1)[:, :, : self._slots]
-            operands.append(Operand(view, *meta))
-        self.key, self.value = operands
-
-    def _bind_data(self, dtype: torch.dtype) -> list[Tensor]:
-        """Create gathers and dequantisations; returns K and V as [parts, B * h * P * S, D']."""
-        planes: list[Tensor] = []
-        for number, plane in enumerate(self.batch.planes):
-            raw = self._bind_gather(plane.fmt, plane.planes, plane.data, f"gather{number}")
-            planes += self._bind_dequant(plane.fmt, raw, dtype, f"plane{number}")
-        return planes
-
-    def _bind_gather(self, fmt: str, planes: int, index: Tensor, name: str) -> Tensor:
-        dtype = DTYPES[fmt]
-        row = self.spec.head_dim * FORMATS[fmt].bits // 8 // dtype.itemsize
-        width = self.spec.block_size * row
-        out = self.scratch.get(name, (index.numel(), width), dtype)
-        holes = self._holes() if dtype.is_floating_point else None
-        slots = out.view(-1, row)
-        if holes is not None and planes == 2:
-            holes = torch.cat([holes, holes + slots.shape[0] // 2])
-        self._sources.append(_Source(dtype, width, index, out, holes, slots))
-        return out.view(planes, -1, row)
-
-    def _holes(self) -> Tensor | None:
-        """Unwritten slots that a product would touch."""
-        return self.batch.tail_holes if self.folds else self.batch.holes
-
-    def _bind_dequant(self, fmt: str, raw: Tensor, dtype: torch.dtype, name: str) -> list[Tensor]:
-        """Plan raw [planes, rows, row] to [planes, parts, rows, D / parts] of `dtype`."""
-        planes, rows, row = raw.shape
+        self.source = DTYPES[fmt]
+        row = spec.head_dim * FORMATS[fmt].bits // 8 // self.source.itemsize
+        self.width = spec.block_size * row
+        self._index, self._scratch = index, scratch
+        self._raw = scratch.get(f"{name}.raw", (index.numel(), self.width), self.source)
+        raw = self._raw.view(1, -1, row)
+        self._holes = holes if self.source.is_floating_point else None
+        self._slots = raw[0]
+        self._codes, self._bits, self._nibbles = raw[0], None, None
         if fmt == "int4":
-            nibbles = self.scratch.get(f"{name}.nibbles", (planes, 2, rows, row), torch.uint8)
-            self._steps.append(_Step("nibbles", raw, nibbles))
-            raw = nibbles
-        else:
-            raw = raw[:, None]
-        if fmt == "fp8_e4m3":
-            bits = self.scratch.get(f"{name}.bits", tuple(raw.shape), torch.int16)
-            self._steps.append(_Step("fp8", raw, bits))
-            raw = bits.view(torch.float16)
+            raw = scratch.get(f"{name}.nibbles", (2, *raw.shape[1:]), torch.uint8)
+            self._nibbles = (raw[0], raw[1])
+        elif fmt == "fp8_e4m3":
+            self._bits = scratch.get(f"{name}.bits", tuple(raw.shape), torch.int16)
+            raw = self._bits.view(torch.float16)
+        self._narrow, self._wide = raw, None
         if raw.dtype != dtype:
-            wide = self.scratch.get(f"{name}.{dtype}", tuple(raw.shape), dtype)
-            self._steps.append(_Step("cast", raw, wide))
-            raw = wide
-        return list(raw)
+            self._wide = raw = scratch.get(f"{name}.{dtype}", tuple(raw.shape), dtype)
+        self.parts = raw
 
-    def _bind_meta(self) -> list[tuple[Tensor, ...]]:
-        """Create the metadata gather; returns (scale, low) views of K and of V."""
-        batch, spec = self.batch, self.spec
+    def read(self, arena: Tensor, start: int, timers: Timers) -> None:
+        """Fill `parts` from the layer that begins at byte `start` of each page."""
+        begun = perf_counter()
+        rows = self._scratch.chunks(arena, self.source, start, self.width)
+        torch.index_select(rows, 0, self._index, out=self._raw)
+        if self._holes is not None:
+            self._slots.index_fill_(0, self._holes, 0.0)
+        gathered = perf_counter()
+        timers.gather_s += gathered - begun
+        if self._bits is not None:
+            fp8_bits_to_half(self._codes, self._bits[0])
+        elif self._nibbles is not None:
+            torch.bitwise_and(self._codes, 15, out=self._nibbles[0])
+            torch.bitwise_right_shift(self._codes, 4, out=self._nibbles[1])
+        if self._wide is not None:
+            self._wide.copy_(self._narrow)
+        timers.dequant_s += perf_counter() - gathered
+
+
+class Metadata:
+    """Scales and minima of K and V of a whole batch, as fp32 [M, 1, P * S] each."""
+
+    def __init__(self, spec: PageSpec, batch: Batch, scratch: Scratch) -> None:
+        """Bind buffers; `key` and `value` are (scale, low), None where the format has none."""
+        self.key: tuple[Tensor | None, Tensor | None] = (None, None)
+        self.value: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._index, self._scratch = batch.meta, scratch
+        if self._index is None:
+            return
         kinds = [FORMATS[fmt].meta for fmt in (spec.k_format, spec.v_format)]
-        self._meta_copies: list[tuple[Tensor, Tensor]] = []
-        self._meta: Tensor | None = None
-        if batch.meta is None:
-            return [(), ()]
-        heads, slots = spec.num_kv_heads, spec.block_size
-        width = heads * slots * sum(kinds)
-        out = self.scratch.get("meta", (batch.meta.numel(), width), torch.float16)
-        self._sources.append(_Source(torch.float16, width, batch.meta, out, None, out))
-        shape = (sum(kinds), batch.num_rows, heads, batch.num_pages, slots)
-        wide = self.scratch.get("meta.fp32", shape, torch.float32)
-        pages = out.view(batch.num_rows, batch.num_pages, width)
-        start = 0
-        for kind, first in zip(kinds, (0, kinds[0]), strict=True):
-            part = pages[:, :, start : start + heads * kind * slots]
-            start += heads * kind * slots
-            if kind:
-                source = part.view(batch.num_rows, -1, heads, kind, slots).permute(3, 0, 2, 1, 4)
-                self._meta_copies.append((wide[first : first + kind], source))
-        flat = wide.view(sum(kinds), *self._shape)[:, :, None, : self._slots]
-        self._meta = wide.view(sum(kinds), batch.num_rows, heads, -1)
-        return [tuple(flat[: kinds[0]]), tuple(flat[kinds[0] :])]
+        heads, slots, rows, pages = (
+            spec.num_kv_heads, spec.block_size, batch.num_rows, batch.num_pages,
+        )  # fmt: skip
+        self._width = heads * slots * sum(kinds)
+        self._raw = scratch.get("meta", (self._index.numel(), self._width), torch.float16)
+        wide = scratch.get("meta.fp32", (sum(kinds), rows, heads, pages, slots), torch.float32)
+        flat = wide.view(sum(kinds), rows * heads, 1, pages * slots)
+        self.key = (
+            flat[0] if kinds[0] else None,
+            flat[1] if kinds[0] == 2 else None,
+        )
+        self.value = (
+            flat[kinds[0]] if kinds[1] else None,
+            flat[kinds[0] + 1] if kinds[1] == 2 else None,
+        )
+        raw = self._raw.view(rows, pages, -1, slots)
+        if kinds[0] == kinds[1]:
+            both = raw.view(rows, pages, 2, heads, kinds[0], slots).permute(2, 4, 0, 3, 1, 5)
+            self._copies = [(wide.view(2, kinds[0], *wide.shape[1:]), both)]
+        else:
+            at = kinds[0] * heads
+            key = raw[:, :, :at].unflatten(2, (heads, -1)) if kinds[0] else None
+            value = raw[:, :, at:].unflatten(2, (heads, -1)) if kinds[1] else None
+            targets = (wide[: kinds[0]], wide[kinds[0] :])
+            self._copies = [
+                (target, part.permute(3, 0, 2, 1, 4))
+                for target, part in zip(targets, (key, value), strict=True)
+                if part is not None
+            ]
+        self._flat, self._holes = wide.view(-1), None
+        if batch.tail_holes is not None:
+            plane = rows * heads * pages * slots
+            offsets = torch.arange(sum(kinds))[:, None] * plane
+            self._holes = (batch.tail_holes + offsets).view(-1)
+
+    def read(self, arena: Tensor, start: int, timers: Timers) -> None:
+        """Fill both operands' metadata; unwritten slots become zero."""
+        if self._index is None:
+            return
+        begun = perf_counter()
+        rows = self._scratch.chunks(arena, torch.float16, start, self._width)
+        torch.index_select(rows, 0, self._index, out=self._raw)
+        gathered = perf_counter()
+        timers.gather_s += gathered - begun
+        for wide, half in self._copies:
+            wide.copy_(half)
+        if self._holes is not None:
+            self._flat.index_fill_(0, self._holes, 0.0)
+        timers.dequant_s += perf_counter() - gathered
+
+
+class Reader:
+    """Reads K and V of a whole batch; `key` and `value` are valid until the next read."""
+
+    def __init__(
+        self, spec: PageSpec, batch: Batch, dtype: torch.dtype, scratch: Scratch, timers: Timers
+    ) -> None:
+        """Bind buffers; `dtype` is the product type. T is `batch.num_slots`."""
+        self._layer_bytes, self._timers = spec.layer_bytes, timers
+        self._metadata = Metadata(spec, batch, scratch)
+        everything = (0, batch.num_rows * spec.num_kv_heads)
+        self._planes, parts = bind_planes(
+            spec, batch, dtype, everything, batch.holes, scratch, joined=True
+        )
+        slots = slice(batch.num_slots)
+        metadata = (self._metadata.key, self._metadata.value)
+        self.key, self.value = (
+            Operand(part[:, :, slots], *(x if x is None else x[..., slots] for x in meta))
+            for part, meta in zip(parts, metadata, strict=True)
+        )
 
     def read(self, arena: Tensor, layer: int) -> None:
         """Fill the operands with one layer's K and V; unwritten slots contribute exact zeros."""
-        start = layer * self.spec.layer_bytes
-        with span(self.timers, "gather"):
-            for source in self._sources:
-                rows = self.scratch.chunks(arena, source.dtype, start, source.width)
-                torch.index_select(rows, 0, source.index, out=source.out)
-                if source.holes is not None:
-                    source.slots.index_fill_(0, source.holes, 0.0)
-        if self._steps or self._meta is not None:
-            with span(self.timers, "dequant"):
-                self._dequantise()
+        start = layer * self._layer_bytes
+        self._metadata.read(arena, start, self._timers)
+        for plane in self._planes:
+            if plane is not None:
+                plane.read(arena, start, self._timers)
 
-    def _dequantise(self) -> None:
-        for wide, half in self._meta_copies:
-            wide.copy_(half)
-        if self._meta is not None and self.batch.dead is not None:
-            self._meta.masked_fill_(self.batch.dead, 0.0)
-        for step in self._steps:
-            if step.kind == "cast":
-                step.out.copy_(step.raw)
-            elif step.kind == "fp8":
-                fp8_bits_to_half(step.raw, step.out)
-            else:
-                torch.bitwise_and(step.raw, 15, out=step.out[:, 0])
-                torch.bitwise_right_shift(step.raw, 4, out=step.out[:, 1])
+
+def bind_planes(
+    spec: PageSpec,
+    batch: Batch,
+    dtype: torch.dtype,
+    tile: tuple[int, int],
+    holes: Tensor | None,
+    scratch: Scratch,
+    *,
+    joined: bool,
+) -> tuple[tuple[Plane, Plane | None], tuple[Tensor, Tensor]]:
+    """Bind K and V of a tile [first, last) of M.
+
+    `holes`: unwritten slot rows of the batch. `joined`: K and V are held at the same time, by one
+    gather where they share a format; else they take turns in one buffer.
+    Returns the planes to read (no second one where the first reads both) and K and V as
+    [parts, last - first, P * S, D / parts].
+    """
+    first, last = tile
+    formats = (spec.k_format, spec.v_format)
+    slots = batch.num_pages * spec.block_size
+    index = batch.planes[:, first * batch.num_pages : last * batch.num_pages]
+    holes = tile_holes(holes, first * slots, last * slots)
+    count = last - first
+    if joined and formats[0] == formats[1]:
+        if holes is not None:
+            holes = torch.cat([holes, holes + count * slots])
+        both = Plane(spec, formats[0], index.reshape(-1), dtype, holes, scratch, "tile")
+        parts = both.parts.view(both.parts.shape[0], 2, count, slots, -1)
+        return (both, None), (parts[:, 0], parts[:, 1])
+    key = Plane(spec, formats[0], index[0], dtype, holes, scratch, "tile")
+    name = "value" if joined else "tile"
+    value = Plane(spec, formats[1], index[1], dtype, holes, scratch, name)
+    views = (x.parts.view(x.parts.shape[0], count, slots, -1) for x in (key, value))
+    return (key, value), (next(views), next(views))
+
+
+def tile_holes(holes: Tensor | None, first: int, last: int) -> Tensor | None:
+    """Those of a batch's unwritten slot rows that lie in [first, last), counted from `first`."""
+    if holes is None:
+        return None
+    inside = holes[(holes >= first) & (holes < last)] - first
+    return inside if inside.numel() else None
