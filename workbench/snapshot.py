@@ -128,7 +128,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step: its batch and where its time went, in ms."""
+    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`."""
 
     step: int
     num_prefill_tokens: int

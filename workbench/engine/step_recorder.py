@@ -39,7 +39,7 @@ class StepRecorder:
             num_requests=len(lens),
             wall_ms=wall_s * 1e3,
             cpu_ms=(self._clock.cpu_s() - self._cpu_s) * 1e3,
-            attention_ms=timing.attention_s * 1e3,
+            attention_ms=max(0.0, timing.attention_s - timers.gather_s - timers.dequant_s) * 1e3,
             linears_ms=max(0.0, timing.forward_s - timing.attention_s) * 1e3,
             gather_ms=timers.gather_s * 1e3,
             dequant_ms=timers.dequant_s * 1e3,
