@@ -30,6 +30,7 @@ class TabState:
     present_undo: int = 0
     copy_open: bool = False
     chat: list[tuple[str, str]] = field(default_factory=list)  # (what was said, request id)
+    num_asked: int = 0  # messages sent from this tab
     url: dict[str, str] | None = None  # the settings this tab last wrote to its address
     offer: dict[str, Any] = field(default_factory=dict)
     offer_error: str = ""

@@ -153,14 +153,16 @@ def chat_sent() -> None:
         return
     spec = RequestSpec(
         messages=[*_conversation(page), {"role": "user", "content": said}],
-        sampling=SamplingParams(max_tokens=CHAT_TOKENS), label=page.texts("chat.label"),
+        sampling=SamplingParams(max_tokens=CHAT_TOKENS),
+        label=page.texts("chat.label", n=page.state.num_asked + 1),
     )
 
     def submit() -> str:
         request_id = page.engine.client.submit(spec)
+        page.state.num_asked += 1
         page.state.chat.append((said, request_id))
         page.state.selected_request = request_id
-        return page.texts("chat.sent", request=request_id)
+        return page.texts("chat.sent", request=spec.label)
 
     if not attempt(page, submit):
         problem = page.state.problem.rstrip(".")

@@ -246,7 +246,7 @@ def test_chat_joins_the_batch(tab: Tab) -> None:
     box.fill("Hello there")
     box.press("Enter")
     tab.wait_answer("joined the batch")
-    tab.wait_snapshot("s.requests.some((r) => r.label === 'chat')")
+    tab.wait_snapshot("s.requests.some((r) => r.label === 'ask 1')")
 
 
 def test_copy_gives_link_python_and_flags(tab: Tab) -> None:

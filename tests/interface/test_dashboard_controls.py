@@ -225,6 +225,14 @@ def test_chat_and_refused_chat(app: AppTest, owner: engine_owner.EngineOwner) ->
     assert "Not sent" in answer(app) and "tokens" in answer(app)
 
 
+def test_a_second_engine_on_the_machine_is_told(
+    owner: engine_owner.EngineOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "notice", "Another dashboard (process 7) runs an engine.")
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    assert "Another dashboard (process 7)" in answer(checked(app.run()))
+
+
 def test_copy_opens_the_dialog(app: AppTest) -> None:
     app = button(app, "copy")
     assert any("vllm serve MODEL" in block.value for block in app.code)
