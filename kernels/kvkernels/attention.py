@@ -117,7 +117,7 @@ def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor,
     bound = plan.readers.get(key)
     if bound is None:
         dtype = _dense_dtype(q.dtype, plan.spec, 1)
-        if batch.meta is None and dtype != torch.float32:
+        if batch.meta is None and dtype == torch.bfloat16:
             bound = FusedDecode(plan, batch, dtype, whole=wants_mass)
         else:
             heads = batch.num_rows * plan.spec.num_kv_heads * plan.spec.head_dim

@@ -126,10 +126,13 @@ def decode(
     return codes * wide[0] + wide[1]
 
 
-def fp8_bits_to_half(data: Tensor, out: Tensor) -> Tensor:
+def fp8_bits_to_half(
+    data: Tensor, out: Tensor, factor: Tensor | int = 128, mask: Tensor | int = ~0x4000
+) -> Tensor:
     """Move e4m3 bits (uint8) into fp16 through `out` (int16, same shape): value / 256, exact.
 
-    A NaN code becomes 1.875, so unwritten bytes cannot spoil a product with zero.
+    A NaN code becomes 1.875, so unwritten bytes cannot spoil a product with zero. The two numbers
+    may be given as int16 tensors, which saves a conversion a call.
     """
     out.copy_(data.view(torch.int8))  # the sign is extended into bits 7..15
-    return out.mul_(128).bitwise_and_(~0x4000).view(torch.float16)
+    return out.mul_(factor).bitwise_and_(mask).view(torch.float16)

@@ -58,9 +58,11 @@ class Plane:
         if fmt == "int4":
             raw = scratch.get(f"{name}.nibbles", (2, *raw.shape[1:]), torch.uint8)
             self._nibbles = (raw[0], raw[1])
+            self._constants = torch.tensor([15, 4], dtype=torch.uint8).unbind()
         elif fmt == "fp8_e4m3":
-            self._bits = scratch.get(f"{name}.bits", tuple(raw.shape), torch.int16)
-            raw = self._bits.view(torch.float16)
+            self._constants = torch.tensor([128, ~0x4000], dtype=torch.int16).unbind()
+            self._bits = scratch.get(f"{name}.bits", tuple(raw.shape[1:]), torch.int16)
+            raw = self._bits.view(1, *raw.shape[1:]).view(torch.float16)
         self._narrow, self._wide = raw, None
         if raw.dtype != dtype:
             self._wide = raw = scratch.get(f"{name}.{dtype}", tuple(raw.shape), dtype)
@@ -76,10 +78,10 @@ class Plane:
         gathered = perf_counter()
         timers.gather_s += gathered - begun
         if self._bits is not None:
-            fp8_bits_to_half(self._codes, self._bits[0])
+            fp8_bits_to_half(self._codes, self._bits, *self._constants)
         elif self._nibbles is not None:
-            torch.bitwise_and(self._codes, 15, out=self._nibbles[0])
-            torch.bitwise_right_shift(self._codes, 4, out=self._nibbles[1])
+            torch.bitwise_and(self._codes, self._constants[0], out=self._nibbles[0])
+            torch.bitwise_right_shift(self._codes, self._constants[1], out=self._nibbles[1])
         if self._wide is not None:
             self._wide.copy_(self._narrow)
         timers.dequant_s += perf_counter() - gathered
