@@ -95,18 +95,21 @@ def test_key_presses_on_a_slider_are_one_change_and_one_undo(tab: Tab) -> None:
     assert slider.get_attribute("aria-valuetext") == "256 tokens"
 
 
-def test_a_key_press_beside_another_run_is_not_lost(tab: Tab) -> None:
-    path, value = "scheduling.chunk_tokens", 128
+def test_a_key_press_beside_another_run_is_not_lost(tab: Tab, dashboard: Dashboard) -> None:
+    path, engine = "scheduling.chunk_tokens", dashboard.engine_pid()
     slider = tab.key("knob_scheduling_chunk_tokens").locator("input[type=range]")
     grid = tab.page.locator(".grid-G1").bounding_box()
     assert grid is not None
-    for turn, wait_ms in enumerate((0, 60, 120, 180, 240, 300)):
-        # The click's own run comes 150 ms later.
-        tab.page.mouse.click(grid["x"] + 10 + 26 * turn, grid["y"] + 10)
-        tab.page.wait_for_timeout(wait_ms)
+    for turn, (key, value) in enumerate((("ArrowRight", 256), ("ArrowLeft", 128))):
         slider.focus()
-        tab.page.keyboard.press("ArrowLeft" if turn % 2 else "ArrowRight")
-        value = value // 2 if turn % 2 else value * 2
+        os.kill(engine, signal.SIGSTOP)  # as in a long step: whoever asks the engine waits
+        try:
+            tab.page.keyboard.press(key)
+            tab.page.wait_for_timeout(400)  # its callback waits for the engine
+            tab.page.mouse.click(grid["x"] + 10 + 26 * turn, grid["y"] + 10)
+            tab.page.wait_for_timeout(400)  # and a newer message has come
+        finally:
+            os.kill(engine, signal.SIGCONT)
         tab.wait_setting(path, str(value))
         tab.wait_answer(f"chunk {value} tokens")
 
