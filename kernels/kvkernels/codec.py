@@ -4,12 +4,12 @@ Formats are described in `kvkernels.layout.FORMATS`. Data is uint8 [..., S, row_
 fp16 [..., M, S].
 """
 
-import sys
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kvkernels import small_codec
 from kvkernels.layout import FORMATS
 
 FP8_MAX = 448.0
@@ -22,14 +22,12 @@ DTYPES = {
     "int8": torch.int8,
     "int4": torch.uint8,
 }
-HALF_TINY = 2.0**-25 * 1.01  # rounds to 2^-24, the smallest fp16 scale above zero
-ROUND = 1.5 * 2.0**23  # fp32 numbers near it are whole
-LOW_BYTE = 0 if sys.byteorder == "little" else 3
+TINY = 2.0**-24  # smallest fp16 scale above zero
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One encoded plane: `data` uint8 [..., row_bytes] (may be strided), `meta` fp16 [M, ...]."""
+    """One encoded plane: `data` uint8 [..., row_bytes], `meta` fp16 [M, ...] or None."""
 
     data: Tensor
     meta: Tensor | None = None
@@ -49,10 +47,12 @@ def encode(
         return Encoded(x.to(torch.float32).contiguous().view(torch.uint8))
     if fmt == "fp8_e4m3":
         return Encoded(_encode_fp8(x.to(torch.float32), scale, saturated))
-    if fmt == "int8":
-        return _encode_int8(x.to(torch.float32))
-    if fmt == "int4":
-        return _encode_int4(x.to(torch.float32))
+    if fmt in ("int8", "int4"):
+        x = x.to(torch.float32)
+        if x.dim() == 2 and x.numel() <= small_codec.MAX_ELEMENTS and x.device.type == "cpu":
+            small = small_codec.encode_int8 if fmt == "int8" else small_codec.encode_int4
+            return Encoded(*small(x))
+        return _encode_int8(x) if fmt == "int8" else _encode_int4(x)
     raise ValueError(f"format {fmt!r} is unknown: choose one of {list(FORMATS)}")
 
 
@@ -66,40 +66,25 @@ def _encode_fp8(x: Tensor, scale: Tensor | float, saturated: Tensor | None) -> T
     return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def _low_bytes(x: Tensor) -> Tensor:
-    """Round fp32 x (whole numbers in [-128, 255] after rounding) to bytes, ties to even.
-
-    Adding 1.5 * 2^23 leaves the rounded number in the low bits; one add replaces round and cast.
-    """
-    return _every_fourth(x.add_(ROUND).view(torch.uint8))
-
-
-def _every_fourth(words: Tensor) -> Tensor:
-    """Low bytes of contiguous 4-byte words; a slice with a step costs five times as much."""
-    width = words.shape[-1] // 4
-    flat = words.as_strided((words.numel() // 4,), (4,), words.storage_offset() + LOW_BYTE)
-    return flat.view(*words.shape[:-1], width)
-
-
 def _encode_int8(x: Tensor) -> Encoded:
-    """Symmetric, scale = max|x| / 127 in fp16, never less than the exact quotient where coarse."""
-    top = x.abs().amax(-1, keepdim=True)  # [..., 1]; vector_norm is 15 times slower
-    # half a subnormal step more, so that codes stay in range and a zero vector has a scale
-    scale = top.mul_(1 / 127).add_(HALF_TINY).clamp_(max=FP16_MAX).to(torch.float16)
-    return Encoded(_low_bytes((x / scale).contiguous()), scale[None, ..., 0])
+    """Symmetric, scale = max|x| / 127 rounded to fp16."""
+    scale = x.abs().amax(-1, keepdim=True)  # [..., 1]; vector_norm is 15 times slower
+    scale = scale.mul_(1 / 127).clamp_(TINY, FP16_MAX).to(torch.float16)
+    codes = (x / scale).round_().clamp_(-127, 127).to(torch.int8)
+    return Encoded(codes.view(torch.uint8), scale[None, ..., 0])
 
 
 def _encode_int4(x: Tensor) -> Encoded:
     """Asymmetric over 0..15; byte i holds dims i (low nibble) and i + D/2."""
-    meta = torch.stack([x.amax(-1), x.amin(-1)])  # [2, ...]; aminmax is slower
-    top, minimum = meta
-    small = meta.clamp_(-FP16_MAX, FP16_MAX).to(torch.float16)
-    minimum = small[1]
-    small[0] = top.sub_(minimum).mul_(1 / 15).add_(HALF_TINY)
-    codes = (x - minimum[..., None]).div_(small[0][..., None]).clamp_(0, 15)
-    low, high = codes.add_(ROUND).view(torch.int32).chunk(2, -1)
-    packed = torch.add(low, high, alpha=16)  # the low byte of ROUND's bits is zero
-    return Encoded(_every_fourth(packed.view(torch.uint8)), small)
+    half = x.shape[-1] // 2
+    meta = torch.stack([x.amax(-1), x.amin(-1)])  # [2, ...]
+    minimum = meta[1].clamp_(-FP16_MAX, FP16_MAX).to(torch.float16)
+    meta[0].sub_(minimum).mul_(1 / 15).clamp_(TINY, FP16_MAX)
+    small = meta.to(torch.float16)
+    codes = (x - minimum[..., None]).div_(small[0][..., None]).round_().clamp_(0, 15)
+    nibbles = codes.to(torch.int8).view(torch.uint8)  # torch casts to uint8 more slowly
+    high = nibbles[..., half:] * 16
+    return Encoded(high.bitwise_or_(nibbles[..., :half]), small)
 
 
 def decode(
