@@ -21,8 +21,10 @@ def main() -> None:
     state.language = st.query_params.get("lang", state.language)
     texts = load_texts(state.language)
     st.set_page_config(
-        page_title=texts("page.title"), page_icon=str(Path(__file__).with_name("icon.svg")),
-        layout="wide", initial_sidebar_state="collapsed",
+        page_title=texts("page.title"),
+        page_icon=str(Path(__file__).with_name("icon.svg")),
+        layout="wide",
+        initial_sidebar_state="collapsed",
     )
     st.html(Path(__file__).parent / "style.css")
     live = st.Page(show_live, title=texts("page.live"), url_path="", default=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from workbench.config import EngineConfig, replace_settings
-from workbench.engine import protocol
-from workbench.engine.journal import Entry
-from workbench.engine.link import ANSWER_TIMEOUT_S, LOADING_TIMEOUT_S, EngineLink
+from workbench.engine.process import protocol
+from workbench.engine.process.journal import Entry
+from workbench.engine.process.link import ANSWER_TIMEOUT_S, LOADING_TIMEOUT_S, EngineLink
 from workbench.errors import EngineDied, RequestError, WorkbenchError
 from workbench.events import Event
 from workbench.lab.prompts_file import read_prompts

@@ -13,8 +13,13 @@ def show_face(page: Page) -> None:
     texts, engine = page.texts, page.engine
     if engine.state == "dead":
         st.markdown(f":orange[:material/error: {escape(dead_sentence(page))}]", width="stretch")
-        st.button(texts("button.restart"), key="restart", type="primary", on_click=restart,
-                  disabled=not page.is_driver)
+        st.button(
+            texts("button.restart"),
+            key="restart",
+            type="primary",
+            on_click=restart,
+            disabled=not page.is_driver,
+        )
         return
     if engine.state == "loading":
         st.markdown(texts("state.loading"), width="stretch")

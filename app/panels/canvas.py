@@ -28,9 +28,7 @@ OWN_VIEW = (
 def show_part(page: Page, part: str) -> None:
     """Mount one part of the picture: strip, stage or side."""
     key = f"live_{part}"
-    live_view(
-        part, key=key, data=picture_data(page, part), on_command=partial(on_command, key)
-    )
+    live_view(part, key=key, data=picture_data(page, part), on_command=partial(on_command, key))
 
 
 def picture_data(page: Page, part: str) -> dict[str, Any]:

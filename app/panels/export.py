@@ -50,9 +50,7 @@ def command(texts: Texts, config: EngineConfig, system: System) -> str:
             missing.append(f"# {change_text(texts, path, value)}: {texts('copy.no_counterpart')}")
         elif flag and flag not in flags:
             flags.append(flag)
-    return "\n".join(
-        [f"# {texts(system.note)}", " \\\n  ".join([system.start, *flags]), *missing]
-    )
+    return "\n".join([f"# {texts(system.note)}", " \\\n  ".join([system.start, *flags]), *missing])
 
 
 def export_all(texts: Texts, config: EngineConfig, link: str) -> dict[str, str]:
@@ -66,8 +64,8 @@ def export_all(texts: Texts, config: EngineConfig, link: str) -> dict[str, str]:
 
 
 def _value(flag: str) -> Rule:
-    return lambda config, value: f"{flag} {value:g}" if value != int(value) else (
-        f"{flag} {int(value)}"
+    return lambda config, value: (
+        f"{flag} {value:g}" if value != int(value) else (f"{flag} {int(value)}")
     )
 
 

@@ -51,11 +51,21 @@ def show_files(page: Page) -> None:
     have = page.snapshot is not None
     with st.container(horizontal=True):
         st.download_button(
-            texts("files.events"), events, "events.parquet", key="download_events",
-            mime="application/vnd.apache.parquet", on_click="ignore", disabled=not have,
+            texts("files.events"),
+            events,
+            "events.parquet",
+            key="download_events",
+            mime="application/vnd.apache.parquet",
+            on_click="ignore",
+            disabled=not have,
         )
         st.download_button(
-            texts("files.snapshot"), picture, "snapshot.json", key="download_snapshot",
-            mime="application/json", on_click="ignore", disabled=not have,
+            texts("files.snapshot"),
+            picture,
+            "snapshot.json",
+            key="download_snapshot",
+            mime="application/json",
+            on_click="ignore",
+            disabled=not have,
         )
     st.caption(texts("files.help"))

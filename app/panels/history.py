@@ -83,9 +83,7 @@ class History:
             last = self._done[-1] if self._done else None
             if last and self._continues(last, entry, arrived_s):
                 merged = {**entry.previous, **last.previous}
-                self._done[-1] = replace(
-                    entry, previous=merged, engine_time_s=last.engine_time_s
-                )
+                self._done[-1] = replace(entry, previous=merged, engine_time_s=last.engine_time_s)
             else:
                 self._done = [*self._done[-MAX_ENTRIES + 1 :], entry]
             self._undone.clear()
@@ -197,6 +195,8 @@ class History:
         )
 
     def _continues(self, last: Entry, entry: Entry, arrived_s: float) -> bool:
-        return last.changes.keys() == entry.changes.keys() and bool(entry.changes) and (
-            arrived_s - last.at_s <= COALESCE_S
+        return (
+            last.changes.keys() == entry.changes.keys()
+            and bool(entry.changes)
+            and (arrived_s - last.at_s <= COALESCE_S)
         )

@@ -63,11 +63,16 @@ def show_answer(page: Page) -> None:
             st.caption(escape(state.answer or page.engine.notice or texts("report.start")))
         with st.container(horizontal=True, gap="xsmall", key="answer_buttons"):
             st.button(
-                texts("button.apply"), key="apply", type="primary", on_click=apply_pending,
+                texts("button.apply"),
+                key="apply",
+                type="primary",
+                on_click=apply_pending,
                 disabled=page.locked or not state.pending,
             )
             st.button(
-                texts("button.discard"), key="discard", on_click=discard_pending,
+                texts("button.discard"),
+                key="discard",
+                on_click=discard_pending,
                 disabled=not state.pending,
             )
 
@@ -157,15 +162,16 @@ def _knob(page: Page, path: str) -> None:
     elif isinstance(item.default, str):
         st.text_input(value=value, max_chars=400, **common)
     elif meta["main"]:
-        st.select_slider(
-            options=slider_steps(path, value), value=value, format_func=told, **common
-        )
+        st.select_slider(options=slider_steps(path, value), value=value, format_func=told, **common)
     else:
         whole = isinstance(item.default, int)
         kind = int if whole else float
         st.number_input(
-            min_value=kind(meta["low"]), max_value=kind(meta["high"]), value=kind(value),
-            step=1 if whole else _step(meta["high"]), **common,
+            min_value=kind(meta["low"]),
+            max_value=kind(meta["high"]),
+            value=kind(value),
+            step=1 if whole else _step(meta["high"]),
+            **common,
         )
 
 

@@ -24,9 +24,7 @@ class LinkContent:
 def link_params(config: EngineConfig) -> dict[str, str]:
     """Query parameters of `config`: what differs from the defaults and is not local."""
     changes = difference(config, EngineConfig())
-    return {
-        path: _to_text(value) for path, value in changes.items() if path not in LOCAL_SETTINGS
-    }
+    return {path: _to_text(value) for path, value in changes.items() if path not in LOCAL_SETTINGS}
 
 
 def read_link(params: Mapping[str, str]) -> LinkContent:

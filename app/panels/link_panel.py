@@ -59,8 +59,10 @@ def show_offer(page: Page) -> None:
     """A link's changes with *Apply* and *Keep*, and one sentence about what was not understood."""
     state, texts = page.state, page.texts
     if state.offer_error:
-        st.warning(escape(sentence(texts("state.link_unknown", error=state.offer_error))),
-                   icon=":material/link_off:")
+        st.warning(
+            escape(sentence(texts("state.link_unknown", error=state.offer_error))),
+            icon=":material/link_off:",
+        )
     if not state.offer:
         return
     what = ", ".join(change_text(texts, path, value) for path, value in state.offer.items())
@@ -68,8 +70,9 @@ def show_offer(page: Page) -> None:
     with st.container(horizontal=True, vertical_alignment="center", key="offer"):
         st.markdown(escape(texts("state.link_offer", n=count, what=what)))
         label = texts("button.apply_link_one" if count == 1 else "button.apply_link", n=count)
-        st.button(label, key="offer_apply", type="primary", on_click=accept_offer,
-                  disabled=page.locked)
+        st.button(
+            label, key="offer_apply", type="primary", on_click=accept_offer, disabled=page.locked
+        )
         st.button(texts("button.keep_link"), key="offer_keep", on_click=refuse_offer)
 
 

@@ -12,12 +12,27 @@ QUICK_DRAM_MIB = 64.0
 def show_quick(page: Page) -> None:
     """The buttons in one row."""
     texts = page.texts
-    st.button(texts("button.fill"), key="quick_fill", on_click=fill_cache,
-              help=texts("quick.fill_look"), disabled=page.locked)
-    st.button(texts("button.int8"), key="quick_int8", on_click=store_int8,
-              help=texts("quick.int8_look"), disabled=page.locked)
-    st.button(texts("button.dram"), key="quick_dram", on_click=add_dram,
-              help=texts("quick.dram_look"), disabled=page.locked)
+    st.button(
+        texts("button.fill"),
+        key="quick_fill",
+        on_click=fill_cache,
+        help=texts("quick.fill_look"),
+        disabled=page.locked,
+    )
+    st.button(
+        texts("button.int8"),
+        key="quick_int8",
+        on_click=store_int8,
+        help=texts("quick.int8_look"),
+        disabled=page.locked,
+    )
+    st.button(
+        texts("button.dram"),
+        key="quick_dram",
+        on_click=add_dram,
+        help=texts("quick.dram_look"),
+        disabled=page.locked,
+    )
 
 
 def fill_cache() -> None:

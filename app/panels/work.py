@@ -9,7 +9,7 @@ import streamlit as st
 from app.panels.act import attempt, sentence, start_requests
 from app.panels.page import Page, current_page, held
 from app.text.sentences import escape
-from workbench.engine.protocol import Workload
+from workbench.engine.process.protocol import Workload
 from workbench.errors import WorkbenchError
 from workbench.lab.prompts_file import MAX_FILE_BYTES, read_prompts
 from workbench.lab.workloads import PRESETS, make_workload
@@ -24,23 +24,43 @@ def show_work(page: Page) -> None:
     texts = page.texts
     with st.popover(texts("button.workload"), help=texts("work.more_help"), key="work"):
         st.selectbox(
-            texts("work.preset"), list(PRESETS), key="preset",
-            format_func=lambda name: texts.get(f"preset.{name}", name), disabled=page.locked,
+            texts("work.preset"),
+            list(PRESETS),
+            key="preset",
+            format_func=lambda name: texts.get(f"preset.{name}", name),
+            disabled=page.locked,
         )
         with st.container(horizontal=True):
-            st.button(texts("button.run"), key="run_preset", type="primary",
-                      on_click=run_preset, disabled=page.locked)
-            st.button(texts("button.clear"), key="clear_requests", on_click=clear_requests,
-                      disabled=page.locked)
+            st.button(
+                texts("button.run"),
+                key="run_preset",
+                type="primary",
+                on_click=run_preset,
+                disabled=page.locked,
+            )
+            st.button(
+                texts("button.clear"),
+                key="clear_requests",
+                on_click=clear_requests,
+                disabled=page.locked,
+            )
         st.file_uploader(
-            texts("work.upload"), type=["jsonl", "json", "txt"], key="jsonl",
-            help=texts("work.upload_help"), max_upload_size=MAX_FILE_BYTES // 2**20,
-            on_change=file_dropped, disabled=page.locked,
+            texts("work.upload"),
+            type=["jsonl", "json", "txt"],
+            key="jsonl",
+            help=texts("work.upload_help"),
+            max_upload_size=MAX_FILE_BYTES // 2**20,
+            on_change=file_dropped,
+            disabled=page.locked,
         )
         for line in page.state.upload_report:
             st.caption(escape(line))
-        st.button(texts("button.submit_file"), key="run_file", on_click=run_file,
-                  disabled=page.locked or held("jsonl") is None)
+        st.button(
+            texts("button.submit_file"),
+            key="run_file",
+            on_click=run_file,
+            disabled=page.locked or held("jsonl") is None,
+        )
 
 
 def run_preset() -> None:
@@ -56,8 +76,11 @@ def start_preset(page: Page, name: str, done: str = "") -> bool:
     # A name of its own: the same preset may run twice, and undo stops this one.
     workload = msgspec.structs.replace(make_workload(name), name=f"{name}-{uuid.uuid4().hex[:8]}")
     return start_requests(
-        page, lambda: list(client.run_workload(workload)), label,
-        done or _started_sentence(page, workload, label), workload.name,
+        page,
+        lambda: list(client.run_workload(workload)),
+        label,
+        done or _started_sentence(page, workload, label),
+        workload.name,
     )
 
 
@@ -137,12 +160,20 @@ def show_chat(page: Page) -> None:
     texts = page.texts
     with st.container(key="chat", gap="xsmall"):
         st.chat_input(
-            texts("chat.placeholder"), key="chat_text", max_chars=8000,
-            on_submit=chat_sent, disabled=page.locked,
+            texts("chat.placeholder"),
+            key="chat_text",
+            max_chars=8000,
+            on_submit=chat_sent,
+            disabled=page.locked,
         )
         if page.state.chat:
-            st.button(texts("button.new_chat"), key="new_chat", type="tertiary",
-                      on_click=new_chat, disabled=page.locked)
+            st.button(
+                texts("button.new_chat"),
+                key="new_chat",
+                type="tertiary",
+                on_click=new_chat,
+                disabled=page.locked,
+            )
 
 
 def chat_sent() -> None:

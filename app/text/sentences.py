@@ -54,9 +54,7 @@ def report_sentence(texts: Texts, report: ApplyReport) -> str:
     name = ", ".join(change_text(texts, path, value) for path, value in report.changes.items())
     parts = [name or texts("report.nothing")]
     if report.blocks_before and report.blocks_after != report.blocks_before:
-        parts.append(
-            texts("report.blocks", before=report.blocks_before, after=report.blocks_after)
-        )
+        parts.append(texts("report.blocks", before=report.blocks_before, after=report.blocks_after))
     parts += _effects(texts, report)
     parts.append(texts("report.took", ms=f"{report.milliseconds:.0f}"))
     return "; ".join(parts) + "."

@@ -8,9 +8,9 @@ import numpy as np
 
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
 from workbench.model.load import LoadedModel
 from workbench.model.naive import naive_logits
+from workbench.model.random_launch import random_model
 from workbench.request import RequestSpec, RequestStatus, SamplingParams
 
 MIB = 2**20

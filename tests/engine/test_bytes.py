@@ -8,7 +8,7 @@ import torch
 
 from tests.engine.harness import MIB, Runner, build, tokens
 from workbench.config import KV_FORMATS
-from workbench.engine.ledger import ledger
+from workbench.engine.views.ledger import ledger
 
 
 @pytest.mark.parametrize("grouping", ["model", "halves"])

@@ -4,7 +4,7 @@ from workbench.cache.retention import StoredPages
 from workbench.config import EngineConfig, RetentionSettings, replace_settings
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
+from workbench.model.random_launch import random_model
 from workbench.request import RequestSpec, SamplingParams
 
 

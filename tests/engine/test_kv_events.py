@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
 from workbench.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from workbench.lab.random_load import RandomLoad, start_config
+from workbench.model.random_launch import random_model
 
 
 class Replay:

@@ -8,7 +8,7 @@ import pytest
 from tests.engine.harness import SMALL, Runner, build, pages, spec, tokens
 from workbench.config import KV_FORMATS, EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
+from workbench.model.random_launch import random_model
 from workbench.request import RequestStatus
 
 PAIRS = [(k, v) for k, v in itertools.product(KV_FORMATS, KV_FORMATS)]

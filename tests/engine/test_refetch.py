@@ -2,7 +2,7 @@
 
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
+from workbench.model.random_launch import random_model
 from workbench.request import RequestSpec, SamplingParams
 
 

@@ -60,7 +60,8 @@ class Dashboard:
                 command = (status.parent / "cmdline").read_bytes()
             except (OSError, StopIteration):
                 continue
-            if int(parent.split()[1]) == self.process.pid and b"workbench.engine.server" in command:
+            is_engine = b"workbench.engine.process.server" in command
+            if is_engine and int(parent.split()[1]) == self.process.pid:
                 return int(status.parent.name)
         raise AssertionError("the engine process is not there")
 
@@ -78,7 +79,11 @@ class Tab:
     """One browser tab on the dashboard, with what the tests ask of it."""
 
     def __init__(
-        self, browser: Browser, url: str, width: int = 1280, height: int = 800,
+        self,
+        browser: Browser,
+        url: str,
+        width: int = 1280,
+        height: int = 800,
         scheme: Any = "light",
     ) -> None:
         self.context = browser.new_context(

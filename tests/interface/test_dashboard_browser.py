@@ -272,9 +272,10 @@ def test_present_hides_the_knobs(tab: Tab) -> None:
     tab.page.get_by_role("button", name="End", exact=True).click()
     tab.key("knobs").wait_for()
     tab.settled()
-    assert tab.key("knob_scheduling_token_budget").locator("input").get_attribute(
-        "aria-valuetext"
-    ) == "256 tokens"
+    assert (
+        tab.key("knob_scheduling_token_budget").locator("input").get_attribute("aria-valuetext")
+        == "256 tokens"
+    )
     assert tab.snapshot("settings") == settings
 
 
@@ -283,8 +284,9 @@ def test_a_phone_shows_one_view_at_a_time(browser: Browser, dashboard: Dashboard
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
     strip = tab.page.locator(".strip-main").bounding_box()
     assert strip is not None and strip["height"] <= 72  # two rows
-    assert tab.page.evaluate("(([t]) => t.scrollWidth <= t.clientWidth)"
-                             "(document.querySelectorAll('.st-key-toolbar'))")
+    assert tab.page.evaluate(
+        "(([t]) => t.scrollWidth <= t.clientWidth)(document.querySelectorAll('.st-key-toolbar'))"
+    )
     assert tab.key("middle").is_visible() and not tab.key("knobs").is_visible()
     tab.page.get_by_role("tab", name="Knobs").click()
     assert tab.key("knobs").is_visible() and not tab.key("middle").is_visible()

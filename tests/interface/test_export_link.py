@@ -62,9 +62,7 @@ def test_defaults_need_no_link() -> None:
         ({"model.path": "/etc"}, "model.path belongs to a machine"),
     ],
 )
-def test_a_bad_setting_is_named_and_the_others_stand(
-    params: dict[str, str], sentence: str
-) -> None:
+def test_a_bad_setting_is_named_and_the_others_stand(params: dict[str, str], sentence: str) -> None:
     content = read_link({**params, "tiers.dram_mib": "64"})
     assert sentence in content.error
     assert content.changes == {"tiers.dram_mib": 64.0}

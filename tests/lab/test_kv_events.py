@@ -10,9 +10,9 @@ import pytest
 
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
 from workbench.events import KVEventBatch
 from workbench.lab.bench_runs import random_prompts, submit
+from workbench.model.random_launch import random_model
 
 SCRIPT = "tests/peers/kv_events_vllm.py"
 

@@ -8,7 +8,7 @@ import pytest
 
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
+from workbench.model.random_launch import random_model
 from workbench.request import RequestSpec, SamplingParams
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"

@@ -20,7 +20,7 @@ CELLS = (
 from lesson import live_grid
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
+from workbench.model.random_launch import random_model
 from workbench.request import RequestSpec, SamplingParams
 config = replace_settings(EngineConfig(), {{"cache.hbm_budget_mib": 0.25}})
 engine = Engine(config, random_model(2, 0))

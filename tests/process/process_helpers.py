@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from workbench.client import EngineClient
 from workbench.config import EngineConfig, replace_settings
-from workbench.engine.journal import Entry
+from workbench.engine.process.journal import Entry
 from workbench.request import RequestSpec, SamplingParams
 
 LAYERS = 2

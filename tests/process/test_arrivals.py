@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.clock import ManualClock
-from workbench.engine.arrivals import ArrivalPlanner
-from workbench.engine.protocol import Arrival, StartWorkload, Workload
+from workbench.engine.process.arrivals import ArrivalPlanner
+from workbench.engine.process.protocol import Arrival, StartWorkload, Workload
 from workbench.errors import RequestError
 from workbench.request import RequestSpec, SamplingParams
 

@@ -1,5 +1,5 @@
-from workbench.engine.journal import Journal
-from workbench.engine.protocol import (
+from workbench.engine.process.journal import Journal
+from workbench.engine.process.protocol import (
     Announcement,
     Arrival,
     OutputBatch,

@@ -43,7 +43,8 @@ class Dashboard:
     def engine_pids(self) -> list[int]:
         children = psutil.Process(self.process.pid).children(recursive=True)
         alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-        return [child.pid for child in alive if "workbench.engine.server" in child.cmdline()]
+        module = "workbench.engine.process.server"
+        return [child.pid for child in alive if module in child.cmdline()]
 
     def is_up(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.engine.pacing import FramePacer, SlowMotion, StateJudge
-from workbench.engine.protocol import FRAME_INTERVAL_S, detail, parse_detail
+from workbench.engine.process.pacing import FramePacer, SlowMotion, StateJudge
+from workbench.engine.process.protocol import FRAME_INTERVAL_S, detail, parse_detail
 from workbench.errors import SettingError
 from workbench.events import Event
 

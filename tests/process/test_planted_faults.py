@@ -7,7 +7,7 @@ import msgspec
 import zmq
 from process_helpers import LAYERS, prompt
 
-from workbench.engine.protocol import (
+from workbench.engine.process.protocol import (
     WELCOME,
     Command,
     Endpoints,
@@ -19,7 +19,7 @@ from workbench.engine.protocol import (
 
 PROGRAM = """
 import sys
-from workbench.engine import server
+from workbench.engine.process import server
 from workbench.engine.engine import Engine
 real_step = Engine.step
 def step(self):

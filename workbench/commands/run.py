@@ -11,7 +11,7 @@ from workbench.errors import RequestError, SettingError
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
-    from workbench.engine.protocol import Workload
+    from workbench.engine.process.protocol import Workload
     from workbench.lab.headless import Progress
 
 
@@ -68,7 +68,7 @@ def find_workload(name: str) -> "Workload":
 
 def read_file(path: Path) -> "Workload":
     """Every line of the file as a request due at once; a single bad line refuses the file."""
-    from workbench.engine.protocol import Arrival, Workload
+    from workbench.engine.process.protocol import Arrival, Workload
     from workbench.lab.prompts_file import read_prompts
 
     try:

@@ -10,12 +10,11 @@ from workbench.cache.prefix_index import Row
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
-from workbench.engine import inspector, integrity
+from workbench.engine import integrity
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.event_log import EventLog
-from workbench.engine.frames import FrameBuilder
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
@@ -25,6 +24,8 @@ from workbench.engine.sampling import sample
 from workbench.engine.shadow import Shadow
 from workbench.engine.step_recorder import StepRecorder
 from workbench.engine.streams import Stream
+from workbench.engine.views import inspector
+from workbench.engine.views.frames import FrameBuilder
 from workbench.errors import RequestError
 from workbench.events import Event, KVEventBatch
 from workbench.model.load import LoadedModel

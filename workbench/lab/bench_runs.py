@@ -9,9 +9,9 @@ from typing import Any
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
 from workbench.lab.figures import Figure, Provenance
 from workbench.model.load import LoadedModel, load_model
+from workbench.model.random_launch import random_model
 from workbench.request import RequestSpec, SamplingParams
 from workbench.snapshot import StepView
 

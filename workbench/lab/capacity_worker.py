@@ -12,7 +12,7 @@ import psutil
 
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.engine.ledger import ledger
+from workbench.engine.views.ledger import ledger
 from workbench.lab.bench_runs import bench_model, random_prompts, submit
 from workbench.model.load import LoadedModel
 

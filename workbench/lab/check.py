@@ -6,12 +6,12 @@ from collections.abc import Callable
 import torch
 
 from workbench.engine.engine import Engine
-from workbench.engine.random_launch import random_model
 from workbench.lab.figures import Figure
 from workbench.lab.planted import PLANTED, catch
 from workbench.lab.random_load import ABORT_STATES, RandomLoad, start_config
 from workbench.model.load import LoadedModel
 from workbench.model.naive import naive_logits
+from workbench.model.random_launch import random_model
 
 NEAR_TIE = 1e-3  # I9: two correct programs may choose differently below this margin
 MAX_DRAIN_STEPS = 20_000

@@ -9,8 +9,14 @@ import msgspec
 
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
-from workbench.engine.host import EngineHost
-from workbench.engine.protocol import Announcement, OutputBatch, Published, StartWorkload, Workload
+from workbench.engine.process.host import EngineHost
+from workbench.engine.process.protocol import (
+    Announcement,
+    OutputBatch,
+    Published,
+    StartWorkload,
+    Workload,
+)
 from workbench.lab.figures import Figure
 from workbench.request import RequestOutput
 from workbench.snapshot import Snapshot

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workbench.engine.protocol import Arrival, Workload
+from workbench.engine.process.protocol import Arrival, Workload
 from workbench.errors import RequestError
 from workbench.request import RequestSpec, SamplingParams
 

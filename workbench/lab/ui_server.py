@@ -89,7 +89,7 @@ class DashboardServer:
         """CPU seconds so far of (engine process, dashboard server)."""
         server = psutil.Process(self._process.pid)
         for child in server.children():
-            if "workbench.engine.server" in child.cmdline():
+            if "workbench.engine.process.server" in child.cmdline():
                 return _cpu_s(child), _cpu_s(server)
         raise WorkbenchError("the dashboard's engine process has ended: start the bench again")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pydoc_data.topics import topics
 from typing import Any
 
-from workbench.engine.protocol import Arrival, Workload
+from workbench.engine.process.protocol import Arrival, Workload
 from workbench.errors import SettingError
 from workbench.lab.chat_texts import FOLLOW_UPS, QUESTIONS, SHORT_PROMPTS, SYSTEM_PROMPT
 from workbench.request import RequestSpec, SamplingParams

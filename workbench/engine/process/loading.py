@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.clock import Clock
 from workbench.config import EngineConfig
-from workbench.engine.protocol import LaunchOptions, detail
+from workbench.engine.process.protocol import LaunchOptions, detail
 from workbench.errors import ModelError, WorkbenchError
 from workbench.model.fetch import cached_path, fetch
 
@@ -55,7 +55,7 @@ class Loader:
 
     def _load(self) -> "LoadedModel":
         if self._options.random_layers:
-            from workbench.engine.random_launch import random_model
+            from workbench.model.random_launch import random_model
 
             return random_model(self._options.random_layers, self._options.random_seed)
         start, path = 0.0, self.config.model.path

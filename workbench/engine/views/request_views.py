@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.engine.cells import HbmCells
+from workbench.engine.views.cells import HbmCells
 from workbench.request import Request, RequestStatus
 from workbench.snapshot import RequestView, TextView
 

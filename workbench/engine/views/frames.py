@@ -6,11 +6,11 @@ import numpy as np
 
 from workbench.cache.keys import TierKey
 from workbench.config import EngineConfig, all_settings, get_setting
-from workbench.engine import request_views
-from workbench.engine.cells import HbmCells, Planes, TierCells, hbm_cells
-from workbench.engine.hardware import Hardware
-from workbench.engine.ledger import ledger
 from workbench.engine.metrics import Metrics, share
+from workbench.engine.views import request_views
+from workbench.engine.views.cells import HbmCells, Planes, TierCells, hbm_cells
+from workbench.engine.views.hardware import Hardware
+from workbench.engine.views.ledger import ledger
 from workbench.snapshot import (
     LedgerLine,
     Number,

@@ -1,4 +1,4 @@
-"""The engine process: `python -m workbench.engine.server DIRECTORY` (started by the client).
+"""The engine process, started by the client: `python -m workbench.engine.process.server DIRECTORY`.
 
 One thread alternates between commands, steps and frames. It ends when its parent closes the pipe
 on its standard input (also by dying), on SIGTERM, or on Shutdown.
@@ -16,12 +16,12 @@ import msgspec
 
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
-from workbench.engine.commands import Call, CommandHandler
-from workbench.engine.host import EngineHost
-from workbench.engine.loading import Loader
-from workbench.engine.pacing import FramePacer, SlowMotion
-from workbench.engine.protocol import Endpoints, LaunchOptions
-from workbench.engine.transport import Transport
+from workbench.engine.process.commands import Call, CommandHandler
+from workbench.engine.process.host import EngineHost
+from workbench.engine.process.loading import Loader
+from workbench.engine.process.pacing import FramePacer, SlowMotion
+from workbench.engine.process.protocol import Endpoints, LaunchOptions
+from workbench.engine.process.transport import Transport
 from workbench.errors import WorkbenchError
 from workbench.snapshot import Snapshot, encode_frame
 

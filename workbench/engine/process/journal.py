@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from workbench.engine.arrivals import with_answer
-from workbench.engine.protocol import (
+from workbench.engine.process.arrivals import with_answer
+from workbench.engine.process.protocol import (
     Announcement,
     OutputBatch,
     Published,

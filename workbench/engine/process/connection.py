@@ -15,10 +15,18 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from workbench.engine import protocol
-from workbench.engine.protocol import WELCOME, Command, Endpoints, LaunchOptions, Published, Reply
+from workbench.engine.process import protocol
+from workbench.engine.process.protocol import (
+    WELCOME,
+    Command,
+    Endpoints,
+    LaunchOptions,
+    Published,
+    Reply,
+)
 from workbench.errors import EngineDied
 
+SERVER_MODULE = "workbench.engine.process.server"
 _POLL_MS = 200  # a death is noticed within this time
 _LAST_TOKENS_MS = 20
 _LOADING = b'"state":"loading"'
@@ -106,7 +114,7 @@ class Connection:
         # keeps Ctrl-C in the terminal ours.
         with self._endpoints.log_file.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "workbench.engine.server", self._endpoints.directory],
+                [sys.executable, "-m", SERVER_MODULE, self._endpoints.directory],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

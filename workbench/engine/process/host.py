@@ -13,10 +13,10 @@ from workbench.config import (
     get_setting,
     replace_settings,
 )
-from workbench.engine.arrivals import ArrivalPlanner
-from workbench.engine.journal import Journal
-from workbench.engine.pacing import StateJudge
-from workbench.engine.protocol import (
+from workbench.engine.process.arrivals import ArrivalPlanner
+from workbench.engine.process.journal import Journal
+from workbench.engine.process.pacing import StateJudge
+from workbench.engine.process.protocol import (
     Announcement,
     OutputBatch,
     Published,

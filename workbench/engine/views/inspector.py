@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from workbench.cache.keys import PrivateKey
-from workbench.engine.cells import hbm_cells
-from workbench.engine.request_views import owners_of
+from workbench.engine.views.cells import hbm_cells
+from workbench.engine.views.request_views import owners_of
 from workbench.errors import RequestError
 from workbench.snapshot import BlockView
 

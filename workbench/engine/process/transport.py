@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from workbench.engine.protocol import WELCOME, Command, Endpoints, Published, Reply
+from workbench.engine.process.protocol import WELCOME, Command, Endpoints, Published, Reply
 
 _SUBSCRIBE = 1  # first byte of what an XPUB socket receives
 

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from workbench.config import EngineConfig, difference
-from workbench.engine import protocol
-from workbench.engine.connection import Connection
-from workbench.engine.journal import Journal
-from workbench.engine.protocol import LaunchOptions
+from workbench.engine.process import protocol
+from workbench.engine.process.connection import Connection
+from workbench.engine.process.journal import Journal
+from workbench.engine.process.protocol import LaunchOptions
 from workbench.errors import EngineDied, WorkbenchError
 from workbench.snapshot import Snapshot, decode_frame, encode_frame
 

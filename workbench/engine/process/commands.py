@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import replace_settings
-from workbench.engine import protocol
-from workbench.engine.host import reload_report, restart_changes
+from workbench.engine.process import protocol
+from workbench.engine.process.host import reload_report, restart_changes
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
-    from workbench.engine.server import EngineServer
+    from workbench.engine.process.server import EngineServer
 
 Call = tuple[bytes, int]  # who asked, and the number to answer to
 _LATER = object()  # answered elsewhere

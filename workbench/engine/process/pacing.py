@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from workbench.engine.protocol import FRAME_INTERVAL_S, IDLE_FRAME_INTERVAL_S, detail
+from workbench.engine.process.protocol import FRAME_INTERVAL_S, IDLE_FRAME_INTERVAL_S, detail
 from workbench.errors import SettingError
 from workbench.events import Event
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from workbench.engine.protocol import Arrival, StartWorkload, Workload
+from workbench.engine.process.protocol import Arrival, StartWorkload, Workload
 from workbench.errors import RequestError
 from workbench.request import RequestSpec
 
