@@ -75,7 +75,9 @@ def pages_agree(pairs: list[tuple[str, str]]) -> dict[str, bool]:
             held.append((values, int(target.saturated)))
         (want, clamped), (got, clamped_too) = held
         step = {"int8": 0.05, "int4": 0.3}.get(dst_fmt, 0.0) * float(want.abs().max()) / 4
-        close = float((want - got).abs().max()) <= step + 1e-6
+        # the interpreter cuts fp32 to bf16 off where a GPU rounds: up to one step of 2^-7
+        cut = want.abs() * 2**-7 if dst_fmt == "bf16" else 0.0
+        close = bool(((want - got).abs() <= step + cut + 1e-6).all())
         verdict[f"{src_fmt} to {dst_fmt}"] = close and clamped == clamped_too
     return verdict
 
