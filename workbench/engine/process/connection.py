@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from workbench.engine.process import protocol
+from workbench.engine.process.environment import engine_environment
 from workbench.engine.process.protocol import (
     WELCOME,
     Command,
@@ -116,6 +117,7 @@ class Connection:
             return subprocess.Popen(
                 [sys.executable, "-m", SERVER_MODULE, self._endpoints.directory],
                 stdin=subprocess.PIPE,
+                env=engine_environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
