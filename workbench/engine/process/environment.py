@@ -8,5 +8,5 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of this process, with huge pages unless the user has tunables of their own."""
+    """This process's environment, with huge pages unless the user has tunables already."""
     return {"GLIBC_TUNABLES": HUGE_PAGES} | dict(os.environ)
