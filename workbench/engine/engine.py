@@ -36,6 +36,8 @@ from workbench.spatial.hierarchy.hierarchy import Hierarchy
 from workbench.temporal.scheduling.fetcher import FetchCounters, Fetcher
 from workbench.temporal.scheduling.scheduler import Scheduler, SchedulerOutput
 
+WAIT_FOR_LOADS_S = 0.001  # a step that has only loads to wait for gives its core away for so long
+
 
 class Engine:
     """A paged engine over one model. One thread uses it; nothing is shared between engines.
@@ -179,6 +181,8 @@ class Engine:
             self.recorder.ran(self.stack.runner.timing)
             self._update(batch, logits, mass)
             self._measure(batch)
+        elif self.fetcher.num_pending:
+            self.hierarchy.wait_io(WAIT_FOR_LOADS_S)  # nothing else to do: let the I/O run
         if self.byte_guard is not None:
             self.byte_guard.record(self.stack)
         self.log.flush_kv()

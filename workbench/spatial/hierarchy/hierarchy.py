@@ -190,7 +190,7 @@ class Hierarchy:
         check_hierarchy(self.mover, self.jobs, strict)
 
     def wait_io(self, timeout_s: float = 10.0) -> bool:
-        """Block until no file transfer is queued or moving: for tests and checks, not for steps."""
+        """Block until no file transfer is queued or moving, or the time is up; True if none is."""
         done = self.mover.io.wait_idle(timeout_s)
         self.mover.advance()
         return done
