@@ -132,6 +132,7 @@ class DashboardPage:
         self.page.locator('input[type="file"]').set_input_files(
             {"name": "bench.jsonl", "mimeType": "application/json", "buffer": content}
         )
+        self.settle()  # the button is live from an earlier file before this one has arrived
         self.page.locator(".st-key-run_file button:not([disabled])").first.click()
         self.page.wait_for_function(
             "(count) => { const s = window.__kvw?.snapshot; return s && s.num_running === count &&"
