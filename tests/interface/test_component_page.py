@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from app.components.live_view.bundle import default_text
 
@@ -202,9 +202,9 @@ def test_side_panels_and_tables(browser: Browser) -> None:
         view.wait_text("#side .sequences", "differs from token 193")
         side.locator("text=As tables").click()
         rows = side.locator("table").nth(2).locator("tbody tr:visible")
-        assert rows.count() == 25
+        expect(rows).to_have_count(25)
         side.locator(".tables >> text=Next").click()
-        assert rows.first.locator("td").first.inner_text() == "25"
+        expect(rows.first.locator("td").first).to_have_text("25")
         side.locator("text=Memory").first.click()
         view.settle()
         assert "Process (RSS)" in side.locator(".ledger").inner_text()
@@ -245,7 +245,8 @@ def test_events_are_filtered_by_kind(browser: Browser) -> None:
         rows = view.page.locator("#side .event")
         assert view.page.locator("#side .event[data-kind=evict]").count() > 0
         view.page.locator("#side .event-chips >> text=evict").click()
-        assert view.page.locator("#side .event[data-kind=evict]").count() == 0 and rows.count() > 0
+        expect(view.page.locator("#side .event[data-kind=evict]")).to_have_count(0)
+        assert rows.count() > 0
 
 
 def test_phone_tabs_set_the_body(browser: Browser) -> None:
