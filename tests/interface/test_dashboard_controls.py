@@ -193,13 +193,14 @@ def test_undo_stops_what_a_preset_still_has_to_come(
     app = button(app, "run_preset")
     assert "the first of 48 requests started, the others follow" in answer(app)
     name = owner_history(owner).last.workload
-    assert name in owner.client.journal.workloads
+    # the journal follows the engine's announcements, a moment after the answer
+    wait_for(lambda: name in owner.client.journal.workloads, 20, lambda: "not announced")
     owner_history(owner).undo()
     wait_for(lambda: name not in owner.client.journal.workloads, 20, lambda: "still to come")
     live = [e for e in owner.client.journal.unfinished() if e.workload == name]
     assert live == []
     owner_history(owner).redo()
-    assert name in owner.client.journal.workloads
+    wait_for(lambda: name in owner.client.journal.workloads, 20, lambda: "not announced again")
     owner_history(owner).undo()
 
 
