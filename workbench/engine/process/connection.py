@@ -1,5 +1,6 @@
 """The client's side of one engine process: start it, talk to it, notice its death."""
 
+import contextlib
 import os
 import queue
 import shutil
@@ -124,10 +125,8 @@ class Connection:
             )
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
             os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            pass  # the pipe is full: the thread is about to wake anyway
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -248,14 +247,14 @@ def describe_death(code: int, endpoints: Endpoints) -> str:
     """One sentence about how a process ended: what it wrote, else its signal or exit code."""
     try:
         text = endpoints.crash_file.read_text().strip()
-    except OSError:
+    except OSError:  # killed before it could write one: the exit code has to do
         text = ""
     if text:
         return f"the engine stopped: {text}"
     if code < 0:
         try:
             name = signal.Signals(-code).name
-        except ValueError:
+        except ValueError:  # a real-time signal has no name
             name = str(-code)
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"the engine was ended by signal {name}{hint}"

@@ -1,5 +1,6 @@
 """The folder a disk tier writes to: private by default, locked, and emptied when closed."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -42,7 +43,7 @@ class DiskFolder:
         """Names of our page and temporary files that exist now."""
         try:
             return [name for name in os.listdir(self.path) if OURS.match(name)]
-        except OSError:
+        except OSError:  # deleted from outside: reads of its pages are counted misses
             return []
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ def _temporary_root() -> str:
     try:
         with open("/proc/mounts", encoding="utf-8") as mounts:
             kinds = {line.split()[1]: line.split()[2] for line in mounts}
-    except OSError:
+    except OSError:  # no such file outside Linux: nobody says what lies in memory
         return root
     if "TMPDIR" not in os.environ and kinds.get(os.path.realpath(root)) == "tmpfs":
         return "/var/tmp" if os.access("/var/tmp", os.W_OK) else root
@@ -87,7 +88,7 @@ def _sweep(fresh: str) -> None:
                 lock = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
+                except OSError:  # locked: its engine is alive
                     os.close(lock)
                 else:
                     _remove(path, lock)
@@ -146,15 +147,16 @@ def _cannot_write(path: str, error: OSError) -> str:
 
 def _remove(path: str, lock: int) -> None:
     try:
-        for name in os.listdir(path):
-            if OURS.match(name) or name == LOCK:
-                target = os.path.join(path, name)
-                if os.path.isdir(target) and not os.path.islink(target):
-                    shutil.rmtree(target, ignore_errors=True)
-                else:
-                    os.unlink(target)
-        os.rmdir(path)
-    except OSError:
-        pass  # a folder that vanished or holds a stranger's file stays as it is
+        # A folder that vanished is what we want, and one with a stranger's file must stay. What
+        # cannot be deleted is left to the next engine's search for folders of dead ones.
+        with contextlib.suppress(OSError):
+            for name in os.listdir(path):
+                if OURS.match(name) or name == LOCK:
+                    target = os.path.join(path, name)
+                    if os.path.isdir(target) and not os.path.islink(target):
+                        shutil.rmtree(target, ignore_errors=True)
+                    else:
+                        os.unlink(target)
+            os.rmdir(path)
     finally:
         os.close(lock)

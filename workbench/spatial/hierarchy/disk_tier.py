@@ -109,6 +109,7 @@ class DiskTier:
                 self._real[entry.file_name] = real
                 self._real_bytes += real
         except OSError as error:
+            # The fault is told below; what may be left is deleted when the folder closes.
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             return Outcome(fault_reason(error), start_s, clock.now_s() - start_s)
@@ -167,7 +168,7 @@ class DiskTier:
             return
         listed = {}
         for name in self.folder.names():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # gone since the listing: nothing to count
                 listed[name] = os.lstat(os.path.join(self.place, name)).st_blocks * 512
         indexed = {entry.file_name: entry.charged_bytes for entry in self.table.all_entries()}
         for name in self._stuck:
@@ -195,9 +196,9 @@ class DiskTier:
 
     def _unlink(self, entry: Entry) -> Outcome:
         try:
-            os.unlink(self.file_path(entry))
-        except FileNotFoundError:
-            pass  # its write failed, or it was deleted from outside
+            # A file that is not there is what we want: its write failed, or somebody deleted it.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.file_path(entry))
         except OSError as error:
             self._stuck.add(entry.file_name)  # still counted, so that the cap holds
             return Outcome(fault_reason(error))
