@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-from workbench.cache.kv_cache_manager import PrefixHit
-from workbench.cache.prefix_index import Row
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
@@ -18,6 +16,8 @@ from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
+from workbench.engine.moves import Moves
+from workbench.engine.outlet import Outlet
 from workbench.engine.retainer import Retainer
 from workbench.engine.runner import ForwardBatch, make_batch
 from workbench.engine.sampling import sample
@@ -75,8 +75,9 @@ class Engine:
         self.num_steps = 0
         self.recode_ms_per_block = applying.RECODE_MS_PER_BLOCK
         self.fetch_counters = FetchCounters()
-        self._outbox: list[RequestOutput] = []
         self.intake = Intake(self)
+        self.outlet = Outlet(self)
+        self.moves = Moves(self)
         self.retainer = Retainer(self, self.registry.create("retention", config.retention.policy))
         self.scheduler = Scheduler(
             config.scheduling,
@@ -85,10 +86,10 @@ class Engine:
             tell=self.log.tell,
             max_slots=self.retainer.max_slots,
         )
-        self.scheduler.on_admit = self._on_admit
+        self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
         row_bytes = sum(spec.page_bytes for spec in self.stack.specs)
-        self.hierarchy = Hierarchy(config.tiers, row_bytes, self.clock, self._on_tier_event)
+        self.hierarchy = Hierarchy(config.tiers, row_bytes, self.clock, self.moves.below)
         self._bind()
         self.frames = FrameBuilder(self)
 
@@ -100,7 +101,7 @@ class Engine:
             device=self.device,
             clock=self.clock,
             log=self.log,
-            before_evict=self.before_evict,
+            before_evict=self.moves.before_evict,
         )
 
     def replace_stack(self, config: EngineConfig) -> None:
@@ -120,7 +121,7 @@ class Engine:
             stack.store,
             self.hierarchy,
             self.metrics.recompute_s,
-            on_load=self._on_load,
+            on_load=self.moves.loaded,
             counters=self.fetch_counters,
         )
         self.scheduler.bind(stack.manager, self.fetcher)
@@ -145,9 +146,9 @@ class Engine:
         self.streams[request.request_id] = Stream(self.model.tokenizer, request)
         self.retainer.add(request)
         self.scheduler.add(request)
-        ended = self._end_of(request) if spec.resume_tokens else None
+        ended = self.outlet.end_of(request) if spec.resume_tokens else None
         if ended is not None:  # its stream was complete before the engine was restarted
-            self._finish(request, ended)
+            self.outlet.finish(request, ended)
         return request.request_id
 
     def abort(self, request_id: str) -> bool:
@@ -155,13 +156,12 @@ class Engine:
         request = self.requests.get(request_id)
         if request is None:
             return False
-        self._finish(request, RequestStatus.FINISHED_ABORTED)
-        self.log.tell("abort", request_id)
+        self.outlet.finish(request, RequestStatus.FINISHED_ABORTED)
         return True
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.scheduler.waiting or self.scheduler.running or self._outbox)
+        return bool(self.scheduler.waiting or self.scheduler.running) or not self.outlet.is_empty
 
     # ---- one step: schedule, run, update
 
@@ -190,8 +190,7 @@ class Engine:
 
     def take_outputs(self) -> list[RequestOutput]:
         """New tokens and ends that nobody has been told of yet (an abort between steps)."""
-        outputs, self._outbox = self._outbox, []
-        return outputs
+        return self.outlet.take()
 
     def _measure(self, batch: ForwardBatch) -> None:
         view = self.recorder.finish(self.num_steps, batch)
@@ -205,8 +204,7 @@ class Engine:
             self.metrics.num_preemptions += 1
             self.metrics.preemptions.add(1)
         for request in out.failed:
-            self._close(request)
-            self.log.tell("fail", request.request_id, error=request.error)
+            self.outlet.fail(request)
         recent = len(self.metrics.preemptions.values())
         if out.preempted and recent >= 3:
             self.log.tell(
@@ -219,7 +217,7 @@ class Engine:
             self.retainer.observe(batch, mass.numpy())
         for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True):
             manager.commit(request, count)
-            self._count(request, count)
+            self.metrics.computed(request, count)
             request.num_computed_tokens += count
             if self.scheduler.prefix_caching:
                 manager.publish(request, request.num_computed_tokens)
@@ -227,7 +225,7 @@ class Engine:
         if self.shadow is not None:
             self.shadow.follow(batch, logits, tokens)
         for request, token in zip(batch.logit_requests, tokens, strict=True):
-            self._isolated(request, self._append, request, token)
+            self._isolated(request, self.outlet.deliver, request, token)
         for request in batch.requests:
             if not request.status.is_finished:
                 self._isolated(request, self.retainer.retain, request)
@@ -239,141 +237,7 @@ class Engine:
         except Exception as error:  # the loop must go on for the others
             reason = f"request {request.request_id} failed: {type(error).__name__}: {error}"
             self.scheduler.finish(request, RequestStatus.FINISHED_ERROR, reason)
-            self._close(request)
-            self.log.tell("fail", request.request_id, error=reason)
-
-    def _count(self, request: Request, count: int) -> None:
-        start = request.num_computed_tokens
-        again = min(count, max(0, request.max_computed_tokens - start))
-        request.num_recomputed_tokens += again
-        request.max_computed_tokens = max(request.max_computed_tokens, start + count)
-        self.metrics.recomputed_tokens += again
-        self.metrics.computed_tokens += count
-        if count > 1:
-            self.metrics.prefill_tokens.add(count)
-        else:
-            self.metrics.decode_tokens.add(count)
-
-    def _append(self, request: Request, token: int) -> None:
-        now = self.clock.now_s()
-        request.token_ids.append(token)
-        if request.first_token_s is None:
-            request.first_token_s = now
-            self.metrics.ttft_ms.add((now - request.arrival_s) * 1e3)
-        else:
-            self.metrics.itl_ms.add((now - request.last_token_s) * 1e3)
-        request.last_token_s = now
-        self.metrics.output_tokens.add(1)
-        text = self.streams[request.request_id].push(token)
-        ended = self._end_of(request)
-        if ended is not None:
-            self._finish(request, ended, [token], text)
-        else:
-            if self.config.cache.mode == "off":
-                self.stack.manager.rewind(request)
-                self.retainer.observers[request.request_id].forget_evictions()
-                request.num_computed_tokens = 0
-            self._emit(request, [token], text)
-
-    # ---- ends
-
-    def _end_of(self, request: Request) -> RequestStatus | None:
-        """Why a request ends with its newest token, if it does."""
-        params = request.sampling
-        longest = min(self.config.model.max_model_len, self.model.arch.max_position)
-        if request.token_ids[-1] in self.model.tokenizer.eos_ids and not params.ignore_eos:
-            return RequestStatus.FINISHED_STOPPED
-        if request.num_output_tokens >= params.max_tokens or request.num_tokens >= longest:
-            return RequestStatus.FINISHED_LENGTH
-        return None
-
-    def _finish(
-        self,
-        request: Request,
-        status: RequestStatus,
-        tokens: list[int] | None = None,
-        text: str = "",
-    ) -> None:
-        self.misses.remember(request)
-        self.scheduler.finish(request, status)
-        text += self.streams[request.request_id].flush()
-        self._close(request, tokens or [], text)
-        if status is not RequestStatus.FINISHED_ABORTED:
-            self.log.tell(
-                "finish",
-                request.request_id,
-                num_output=request.num_output_tokens,
-                status=status.value,
-            )
-
-    def _close(self, request: Request, tokens: list[int] | None = None, text: str = "") -> None:
-        """Move an ended request to the finished list and tell its reader."""
-        self._emit(request, tokens or [], text)
-        self.requests.pop(request.request_id, None)
-        self.finished[request.request_id] = request
-        while len(self.finished) > 32:
-            oldest = next(iter(self.finished))
-            for store in (self.finished, self.streams, self.retainer.observers):
-                store.pop(oldest, None)  # type: ignore[attr-defined]
-        if self.shadow is not None and self.shadow.request is request:
-            self.shadow.end()
-
-    def _emit(self, request: Request, tokens: list[int], text: str) -> None:
-        self._outbox.append(
-            RequestOutput(
-                request_id=request.request_id,
-                new_token_ids=tokens,
-                new_text=text,
-                status=request.status.value,
-                num_output_tokens=request.num_output_tokens,
-                error=request.error,
-            )
-        )
-
-    # ---- what the owners report
-
-    def _on_admit(self, request: Request, hit: PrefixHit, num_loaded_pages: int) -> None:
-        self.intake.admitted(request, hit, num_loaded_pages)
-
-    def before_evict(self, row: Row) -> None:
-        """A row is about to leave HBM, its bytes still intact: offer it to the tiers."""
-        before = self.fetcher.counters.num_demoted_pages
-        self.fetcher.demote(row)
-        self.metrics.evictions.add(1)
-        tier = (
-            ""
-            if self.fetcher.counters.num_demoted_pages == before
-            else ("G2" if self.config.tiers.dram_mib > 0 else "G3")
-        )
-        self.log.tell(
-            "evict",
-            num_blocks=len(row.blocks),
-            from_tier="G1",
-            to_tier=tier,
-            for_request_id=self.scheduler.serving,
-        )
-
-    def _on_load(self, request: Request, tiers: dict[str, int], seconds: float) -> None:
-        for tier, pages in tiers.items():
-            self.log.tell(
-                "load",
-                request.request_id,
-                num_blocks=pages,
-                tier=tier,
-                num_tokens=pages * self.config.cache.block_size,
-                milliseconds=seconds * 1e3,
-            )
-
-    def _on_tier_event(self, kind: str, data: dict[str, Any]) -> None:
-        if kind == "tier_fault":
-            self.log.tell(kind, tier=data["tier"], reason=data["reason"])
-        elif kind == "store":
-            self.log.tell(kind, tier=data["tier"], num_blocks=1, num_bytes=data["num_bytes"])
-        elif kind == "evict":
-            to_tier = "G3" if data["demoted"] else ""
-            self.log.tell(
-                kind, num_blocks=1, from_tier=data["tier"], to_tier=to_tier, for_request_id=""
-            )
+            self.outlet.fail(request)
 
     # ---- settings
 

@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 
 from workbench.clock import Clock
+from workbench.request import Request
 from workbench.snapshot import Number
 
 WINDOW_S = 30.0
@@ -94,6 +95,17 @@ class Metrics:
         self.recomputed_tokens = 0
         self.num_preemptions = 0
         self._prefill_s_per_token: float | None = None
+
+    def computed(self, request: Request, num_tokens: int) -> None:
+        """A step is about to move a request on: count its tokens, and those computed before."""
+        start = request.num_computed_tokens
+        again = min(num_tokens, max(0, request.max_computed_tokens - start))
+        request.num_recomputed_tokens += again
+        request.max_computed_tokens = max(request.max_computed_tokens, start + num_tokens)
+        self.recomputed_tokens += again
+        self.computed_tokens += num_tokens
+        phase = self.prefill_tokens if num_tokens > 1 else self.decode_tokens
+        phase.add(num_tokens)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """A step that was mostly prefill: learn the time to (re)compute a token."""

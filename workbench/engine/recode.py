@@ -179,7 +179,7 @@ def _install(
         slab_bytes=old.slab_bytes,
         index=old.index,
         smallest_page_bytes=smallest_page_bytes(stack.geometry, config),
-        before_evict=engine.before_evict,
+        before_evict=engine.moves.before_evict,
     )
     pool.step, pool.num_evicted_rows = old.step, old.num_evicted_rows
     classes = [pool.class_of(spec) for spec in specs]

@@ -92,13 +92,15 @@ class Fetcher:
 
     # ---- down
 
-    def demote(self, row: Row) -> None:
-        """Offer a row that is about to be evicted from HBM to the tiers."""
+    def demote(self, row: Row) -> bool:
+        """Offer a row that is about to be evicted from HBM to the tiers; whether one took it."""
         if not self.enabled:
-            return
+            return False
         data = self.store.read_row(self.manager.parts(row.blocks))
-        if self.hierarchy.store(row.key, data, self.num_slices):
-            self.counters.num_demoted_pages += 1
+        if not self.hierarchy.store(row.key, data, self.num_slices):
+            return False
+        self.counters.num_demoted_pages += 1
+        return True
 
     def swap_out(self, request: Request) -> int:
         """Copy a request's own pages down as private entries; returns how many went.

@@ -1,0 +1,54 @@
+"""Tells of blocks that move between HBM and the tiers, as their owners report it."""
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.cache.prefix_index import Row
+from workbench.request import Request
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+
+class Moves:
+    """What pool, fetcher and hierarchy call when bytes go down, come up or fail to."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+
+    def before_evict(self, row: Row) -> None:
+        """A row is about to leave HBM, its bytes still intact: offer it to the tiers."""
+        engine = self._engine
+        to_tier = ""
+        if engine.fetcher.demote(row):
+            to_tier = "G2" if engine.config.tiers.dram_mib > 0 else "G3"
+        engine.metrics.evictions.add(1)
+        engine.log.tell(
+            "evict",
+            num_blocks=len(row.blocks),
+            from_tier="G1",
+            to_tier=to_tier,
+            for_request_id=engine.scheduler.serving,
+        )
+
+    def loaded(self, request: Request, tiers: dict[str, int], seconds: float) -> None:
+        """Pages of a request came up: tier -> pages."""
+        for tier, pages in tiers.items():
+            self._engine.log.tell(
+                "load",
+                request.request_id,
+                num_blocks=pages,
+                tier=tier,
+                num_tokens=pages * self._engine.config.cache.block_size,
+                milliseconds=seconds * 1e3,
+            )
+
+    def below(self, kind: str, data: dict[str, Any]) -> None:
+        """Something happened in a tier: `store`, `evict` or `tier_fault`."""
+        log = self._engine.log
+        if kind == "tier_fault":
+            log.tell(kind, tier=data["tier"], reason=data["reason"])
+        elif kind == "store":
+            log.tell(kind, tier=data["tier"], num_blocks=1, num_bytes=data["num_bytes"])
+        elif kind == "evict":
+            to_tier = "G3" if data["demoted"] else ""
+            log.tell(kind, num_blocks=1, from_tier=data["tier"], to_tier=to_tier, for_request_id="")
