@@ -107,7 +107,7 @@ def assert_idle(engine: Engine) -> None:
     assert not engine.has_work()
     assert not (engine.stack.pool.ref_cnt > 0).any(), "blocks are held although nothing runs"
     assert engine.fetcher.num_pending == engine.fetcher.num_held == 0
-    assert not engine.fetcher._swapped
+    assert not engine.fetcher.swaps._records
 
 
 def assert_naive(loaded: LoadedModel, prompt: list[int], output: list[int]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.engine.harness import Runner, build, pages, tokens
 from workbench.engine.engine import Engine
 from workbench.request import RequestStatus
-from workbench.temporal.scheduling.scheduler import SchedulerOutput
+from workbench.temporal.scheduling.step import SchedulerOutput
 
 FAST = settings(max_examples=12, deadline=None, derandomize=True, database=None,
                 suppress_health_check=list(HealthCheck))  # fmt: skip

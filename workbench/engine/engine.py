@@ -34,7 +34,8 @@ from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
 from workbench.snapshot import ApplyReport, BlockView, IntegrityView, Snapshot
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
 from workbench.temporal.scheduling.fetcher import FetchCounters, Fetcher
-from workbench.temporal.scheduling.scheduler import Scheduler, SchedulerOutput
+from workbench.temporal.scheduling.scheduler import Scheduler
+from workbench.temporal.scheduling.step import SchedulerOutput
 
 WAIT_FOR_LOADS_S = 0.001  # a step that has only loads to wait for gives its core away for so long
 

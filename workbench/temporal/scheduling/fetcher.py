@@ -10,12 +10,13 @@ from enum import Enum
 
 import numpy as np
 
-from workbench.cache.keys import PrefixKey, PrivateKey, TierKey
+from workbench.cache.keys import PrefixKey, TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
+from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
 
 MAX_WAITS = 200  # polls a request waits for a page that is still being written
 
@@ -26,18 +27,6 @@ class Fetch(Enum):
     ADMIT = "admit"
     LOADING = "loading"  # a load was started
     WAIT = "wait"  # ask again next step
-
-
-@dataclass
-class SwapRecord:
-    """Where the pages of a preempted request went: a key each, in logical order."""
-
-    keys: list[TierKey]
-    stored_len: np.ndarray
-    page_pos: np.ndarray
-    lineage: str
-    hashing: bool
-    num_computed_tokens: int
 
 
 @dataclass
@@ -86,9 +75,11 @@ class Fetcher:
     counters: FetchCounters = field(default_factory=FetchCounters)
     _pending: dict[int, _Pending] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
-    _swapped: dict[str, SwapRecord] = field(default_factory=dict)
     _waits: dict[str, int] = field(default_factory=dict)
     _no_fetch: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.swaps = SwapSpace(self.manager, self.store, self.hierarchy)
 
     # ---- down
 
@@ -103,39 +94,10 @@ class Fetcher:
         return True
 
     def swap_out(self, request: Request) -> int:
-        """Copy a request's own pages down as private entries; returns how many went.
-
-        Only pages with one reference move; shared ones stay and are found by their key again.
-        """
-        blocks = self.manager.requests.get(request.request_id)
-        if not self.enabled or blocks is None or self.manager.contiguous:
+        """Move a request's own pages below HBM before they are freed; returns how many went."""
+        if not self.enabled:
             return 0
-        pool = self.manager.pool
-        num_pages = self.manager.num_pages_for(int(blocks.stored_len[0]))
-        keys: list[TierKey] = []
-        moved = 0
-        for page in range(num_pages):
-            ids = tuple(int(block) for block in blocks.table[:, page])
-            row = pool.row_of[ids[0]]
-            if row is not None and any(pool.ref_cnt[block] > 1 for block in ids):
-                keys.append(row.key)
-                continue
-            key = PrivateKey(request.request_id, request.num_preemptions, 0, page)
-            if not self.hierarchy.store(
-                key, self.store.read_row(self.manager.parts(ids)), self.num_slices
-            ):
-                self.hierarchy.drop_private(request.request_id)
-                return 0
-            keys.append(key)
-            moved += 1
-        self._swapped[request.request_id] = SwapRecord(
-            keys,
-            blocks.stored_len.copy(),
-            blocks.page_pos[:, :num_pages].copy(),
-            blocks.lineage,
-            blocks.hashing,
-            request.num_computed_tokens,
-        )
+        moved = self.swaps.swap_out(request, self.num_slices)
         self.counters.num_swapped_pages += moved
         return moved
 
@@ -157,12 +119,12 @@ class Fetcher:
         request = pending.request
         pages: dict[TierKey, np.ndarray] = {}
         tiers: dict[str, int] = {}
-        whole = request.request_id in self._swapped
+        whole = self.swaps.record(request) is not None
         for key, page, tier in zip(result.keys, result.pages, result.tiers, strict=True):
             if page is None:
                 self.counters.num_failed_pages += 1
                 if whole:
-                    self._forget_swap(request)
+                    self.swaps.forget(request)
                 break  # a run ends at its first missing page
             pages[key] = page
             tiers[tier] = tiers.get(tier, 0) + 1
@@ -180,14 +142,14 @@ class Fetcher:
         self._drop_stale(request, hit)
         if not self.enabled or request_id in self._loaded or request_id in self._no_fetch:
             return Fetch.ADMIT
-        record = self._swapped.get(request_id)
+        record = self.swaps.record(request)
         if record is not None:
-            keys = [key for key in record.keys if self._row(key) is None]
+            keys = self.swaps.keys_below(record)
             if all(self.hierarchy.lookup(key) is Lookup.HIT for key in keys):
                 return self._start(request, keys, 0) if keys else Fetch.ADMIT
             if self._may_wait(request, keys):
                 return Fetch.WAIT
-            self._forget_swap(request)
+            self.swaps.forget(request)
         return self._consider_prefix(request, hit) if prefixes else Fetch.ADMIT
 
     def _drop_stale(self, request: Request, hit: PrefixHit) -> None:
@@ -246,43 +208,29 @@ class Fetcher:
         self._pending[job_id] = _Pending(job_id, first, request)
         return Fetch.LOADING
 
-    def _row(self, key: TierKey) -> Row | None:
-        return self.manager.pool.index.get(key) if isinstance(key, bytes) else None
-
     # ---- admission
 
     def swap_record(self, request: Request) -> SwapRecord | None:
         """The swap of a request if all its pages are at hand now."""
-        record = self._swapped.get(request.request_id)
+        record = self.swaps.record(request)
         if record is None:
             return None
         loaded = self._loaded.get(request.request_id)
         pages = loaded.pages if loaded else {}
-        if all(key in pages or self._row(key) is not None for key in record.keys):
+        if all(key in pages for key in self.swaps.keys_below(record)):
             return record
-        self._forget_swap(request)
+        self.swaps.forget(request)
         return None
 
     def restore(self, request: Request, record: SwapRecord) -> bool:
         """Give a swapped request its pages back; False (no room) changes nothing."""
-        rows = [self._row(key) for key in record.keys]
-        admitted = self.manager.restore(
-            request,
-            rows,
-            stored_len=record.stored_len,
-            page_pos=record.page_pos,
-            lineage=record.lineage,
-            hashing=record.hashing,
-        )
-        if not admitted:
+        fresh = self.swaps.restore(request, record)
+        if fresh is None:
             return False
         loaded = self._loaded.get(request.request_id)
-        blocks = self.manager.requests[request.request_id]
-        for page, (key, row) in enumerate(zip(record.keys, rows, strict=True)):
-            if row is None:
-                assert loaded is not None, "a swapped page is neither in HBM nor loaded"
-                ids = tuple(int(block) for block in blocks.table[:, page])
-                self._write(ids, loaded.pages[key])
+        for page, key in fresh.items():
+            assert loaded is not None, "a swapped page is neither in HBM nor loaded"
+            self.write_pages(request, page, [loaded.pages[key]])
         return True
 
     def usable_pages(self, request: Request, hit: PrefixHit) -> tuple[list[np.ndarray], str]:
@@ -306,11 +254,8 @@ class Fetcher:
         blocks = self.manager.requests[request.request_id]
         for at, page in enumerate(pages):
             ids = tuple(int(block) for block in blocks.table[:, first + at])
-            self._write(ids, page)
-
-    def _write(self, ids: tuple[int, ...], page: np.ndarray) -> None:
-        self.store.write_row(self.manager.parts(ids), page)
-        self.manager.pool.moved_step[list(ids)] = self.manager.pool.step
+            self.manager.pool.moved_step[list(ids)] = self.manager.pool.step
+            self.store.write_row(self.manager.parts(ids), page)
 
     # ---- the way out
 
@@ -322,20 +267,16 @@ class Fetcher:
             self.hierarchy.complete_load(loaded.job_id)
         self._waits.pop(request_id, None)
         self._no_fetch.discard(request_id)
-        self._forget_swap(request)
+        self.swaps.forget(request)
         if finished:
             for job_id, pending in list(self._pending.items()):
                 if pending.request is request:
                     del self._pending[job_id]
                     self.hierarchy.cancel_load(job_id)
 
-    def _forget_swap(self, request: Request) -> None:
-        if self._swapped.pop(request.request_id, None) is not None:
-            self.hierarchy.drop_private(request.request_id)
-
     def is_swapped(self, request: Request) -> bool:
         """Whether a preempted request's own pages lie below HBM."""
-        return request.request_id in self._swapped
+        return self.swaps.record(request) is not None
 
     def was_gated(self, request: Request) -> bool:
         """Whether fetching was refused for this request as slower than recomputing."""

@@ -5,7 +5,6 @@ was preempted; chunked prefill, prefix hits and resumption fall out of the rule.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from workbench.clock import Clock
@@ -13,40 +12,9 @@ from workbench.config import SchedulingSettings
 from workbench.request import Request, RequestStatus
 from workbench.temporal.scheduling.fetcher import Fetch, Fetcher
 from workbench.temporal.scheduling.order import OrderPolicy
+from workbench.temporal.scheduling.step import SchedulerOutput, StepBudget
 
 Tell = Callable[..., None]  # tell(kind, request_id="", **data): an event for people
-
-
-@dataclass
-class StepBudget:
-    """What one step may still take."""
-
-    num_tokens: int
-    num_seqs: int
-
-    def take(self, num_tokens: int) -> None:
-        """One more request with so many tokens."""
-        self.num_tokens -= num_tokens
-        self.num_seqs -= 1
-
-    def give_back(self, num_tokens: int) -> None:
-        """A scheduled request was preempted after all."""
-        self.num_tokens += num_tokens
-        self.num_seqs += 1
-
-
-@dataclass
-class SchedulerOutput:
-    """The next batch: each request once, with how many tokens it computes."""
-
-    scheduled: dict[str, tuple[Request, int]] = field(default_factory=dict)
-    preempted: list[Request] = field(default_factory=list)
-    failed: list[Request] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens over all requests; at most the budget (I6)."""
-        return sum(count for _, count in self.scheduled.values())
 
 
 class Scheduler:

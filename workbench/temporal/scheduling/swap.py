@@ -1,0 +1,105 @@
+"""Swapped requests: the pages of a preempted one as private entries below HBM."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.page_store import PageStore
+from workbench.cache.prefix_index import Row
+from workbench.cache.tier import KVHierarchy
+from workbench.request import Request
+
+
+@dataclass
+class SwapRecord:
+    """Where the pages of a preempted request went: a key each, in logical order."""
+
+    keys: list[TierKey]
+    stored_len: np.ndarray
+    page_pos: np.ndarray
+    lineage: str
+    hashing: bool
+    num_computed_tokens: int
+
+
+@dataclass
+class SwapSpace:
+    """Owns what preempted requests left in the hierarchy; it dies with its request."""
+
+    manager: KVCacheManager
+    store: PageStore
+    hierarchy: KVHierarchy
+    _records: dict[str, SwapRecord] = field(default_factory=dict)
+
+    def swap_out(self, request: Request, num_slices: int) -> int:
+        """Copy a request's own pages down as private entries; returns how many went.
+
+        Only pages with one reference move; shared ones stay and are found by their key again. If
+        no tier takes one of them, none goes.
+        """
+        blocks = self.manager.requests.get(request.request_id)
+        if blocks is None or self.manager.contiguous:
+            return 0
+        pool = self.manager.pool
+        num_pages = self.manager.num_pages_for(int(blocks.stored_len[0]))
+        keys: list[TierKey] = []
+        moved = 0
+        for page in range(num_pages):
+            ids = tuple(int(block) for block in blocks.table[:, page])
+            row = pool.row_of[ids[0]]
+            if row is not None and any(pool.ref_cnt[block] > 1 for block in ids):
+                keys.append(row.key)
+                continue
+            key = PrivateKey(request.request_id, request.num_preemptions, 0, page)
+            data = self.store.read_row(self.manager.parts(ids))
+            if not self.hierarchy.store(key, data, num_slices):
+                self.hierarchy.drop_private(request.request_id)
+                return 0
+            keys.append(key)
+            moved += 1
+        self._records[request.request_id] = SwapRecord(
+            keys,
+            blocks.stored_len.copy(),
+            blocks.page_pos[:, :num_pages].copy(),
+            blocks.lineage,
+            blocks.hashing,
+            request.num_computed_tokens,
+        )
+        return moved
+
+    def record(self, request: Request) -> SwapRecord | None:
+        """Where a request's pages went, if it was swapped."""
+        return self._records.get(request.request_id)
+
+    def keys_below(self, record: SwapRecord) -> list[TierKey]:
+        """Keys of a swapped request that are not in HBM: they have to be loaded."""
+        return [key for key in record.keys if self._row(key) is None]
+
+    def restore(self, request: Request, record: SwapRecord) -> dict[int, TierKey] | None:
+        """Give a swapped request tables again; None (no room) changes nothing.
+
+        Returns the pages whose bytes the caller has to write: page -> key.
+        """
+        rows = [self._row(key) for key in record.keys]
+        admitted = self.manager.restore(
+            request,
+            rows,
+            stored_len=record.stored_len,
+            page_pos=record.page_pos,
+            lineage=record.lineage,
+            hashing=record.hashing,
+        )
+        if not admitted:
+            return None
+        pairs = zip(record.keys, rows, strict=True)
+        return {page: key for page, (key, row) in enumerate(pairs) if row is None}
+
+    def forget(self, request: Request) -> None:
+        """A request is back in HBM, or gone: drop what it left below."""
+        if self._records.pop(request.request_id, None) is not None:
+            self.hierarchy.drop_private(request.request_id)
+
+    def _row(self, key: TierKey) -> Row | None:
+        return self.manager.pool.index.get(key) if isinstance(key, bytes) else None
