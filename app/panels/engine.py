@@ -11,7 +11,7 @@ from workbench.client import EngineClient
 from workbench.clock import RealClock
 from workbench.errors import EngineDied, WorkbenchError
 from workbench.events import Event
-from workbench.snapshot import Snapshot
+from workbench.snapshot import Snapshot, decode_frame
 
 FOLLOW_AFTER_S = 2.0
 
@@ -63,17 +63,22 @@ class Engine:
         self.driver.take_over(tab)
 
     def snapshot(self) -> Snapshot:
-        """The newest picture; raises EngineDied while there is none."""
-        if self.state == "loading":
+        """The newest picture; raises EngineDied while there is none.
+
+        It is the last frame that was sent, at most a moment old: a question to the engine would
+        wait for its running step.
+        """
+        frame = self.client.latest_frame()
+        if self.state == "loading" or not frame:
             raise EngineDied("the model is still being loaded")
-        return self.client.snapshot()
+        return decode_frame(frame)[0]
 
     def follow(self) -> None:
         """Take over settings that something else than this history changed."""
         last = self.history.last
         recent = last is not None and self.clock.now_s() - last.at_s < FOLLOW_AFTER_S
         if self.state == "running" and not recent:
-            self.history.follow(self.client.snapshot().settings)
+            self.history.follow(self.snapshot().settings)
 
     def events(self) -> list[Event]:
         """All events kept; after the engine's death those of the last picture."""

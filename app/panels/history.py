@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from workbench.clock import Clock
 from workbench.config import EngineConfig, replace_settings
 from workbench.errors import SettingError
-from workbench.snapshot import ApplyReport, Snapshot
+from workbench.snapshot import ApplyReport, decode_frame
 
 COALESCE_S = 0.5  # from one change's report to the arrival of the next
 MAX_ENTRIES = 200
@@ -24,8 +24,8 @@ class Applier(Protocol):
     def apply(self, changes: dict[str, Any]) -> ApplyReport:
         """Change settings and say what was done."""
 
-    def snapshot(self) -> Snapshot:
-        """The newest picture of the engine."""
+    def latest_frame(self) -> bytes:
+        """The newest picture of the engine, without a question to it while somebody looks."""
 
     def abort(self, request_id: str) -> bool:
         """Stop one request."""
@@ -99,7 +99,7 @@ class History:
         `workload` names what undo stops besides: requests that arrive later.
         """
         with self._lock:
-            time_s = self._client.snapshot().time_s
+            time_s = self._engine_time_s()
             ids = start_requests()
             self._done.append(
                 Entry(
@@ -181,7 +181,7 @@ class History:
                 self.version += 1
 
     def _send(self, changes: dict[str, Any], label: str) -> Entry:
-        time_s = self._client.snapshot().time_s
+        time_s = self._engine_time_s()
         report = self._client.apply(changes)
         self.version += 1
         self.engine_version = report.version
@@ -193,6 +193,11 @@ class History:
             engine_time_s=time_s,
             at_s=self._clock.now_s(),
         )
+
+    def _engine_time_s(self) -> float:
+        """The engine's clock at its newest frame; asking it would wait for the running step."""
+        frame = self._client.latest_frame()
+        return decode_frame(frame)[0].time_s if frame else 0.0
 
     def _continues(self, last: Entry, entry: Entry, arrived_s: float) -> bool:
         return (

@@ -45,9 +45,16 @@ class Page:
     texts: Texts
     engine: Engine
     state: TabState
-    snapshot: Snapshot | None
     is_driver: bool
     drawn_state: str  # of the engine, the same throughout the run: loading, running or dead
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The newest picture; None while the engine loads, and after a death before the first."""
+        try:
+            return self.engine.snapshot()
+        except WorkbenchError:
+            return None  # its face is shown instead
 
     @property
     def ready(self) -> bool:
@@ -82,14 +89,9 @@ def open_page() -> Page:
     state = tab_state()
     engine = get_engine()
     state_now = engine.state
-    snapshot: Snapshot | None = None
-    try:
-        snapshot = engine.snapshot()
-    except WorkbenchError:
-        snapshot = None  # loading or dead: its face is shown instead
     # Before the browser has told its id the controls look usable, so that they do not flash.
     is_driver = not state.tab or engine.is_driver(state.tab)
-    return Page(load_texts(state.language), engine, state, snapshot, is_driver, state_now)
+    return Page(load_texts(state.language), engine, state, is_driver, state_now)
 
 
 def current_page() -> Page:

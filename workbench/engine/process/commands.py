@@ -72,6 +72,8 @@ class CommandHandler:
         else:
             if value is not _LATER:
                 transport.answer(sender, command.call_id, value)
+        if isinstance(command.body, protocol.SHOWN_AT_ONCE):
+            self._server.pacer.hurry()
         self._server.pacer.touch()
 
     def _apply(self, body: protocol.Apply, call: Call) -> Any:

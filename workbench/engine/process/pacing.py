@@ -26,7 +26,7 @@ class FramePacer:
         self._changed = True
 
     def hurry(self) -> None:
-        """A viewer came: send a frame at once."""
+        """A viewer came, or somebody waits for what a control does: send a frame at once."""
         self._sent_s = float("-inf")
 
     def due_in_s(self, now_s: float) -> float:

@@ -156,6 +156,7 @@ Body = (
     | StopWorkload | Shutdown
 )  # fmt: skip
 
+SHOWN_AT_ONCE = (Apply, Play, Pause, SetSpeed)  # somebody has touched a control and waits
 WHILE_LOADING = (Play, Pause, SetSpeed, GetSnapshot, GetFrame, Shutdown)  # need no engine
 
 

@@ -65,6 +65,7 @@ class EngineServer:
                 self.pacer.hurry()
                 self.set_threads()
             self.handler.handle_waiting()
+            self._send_frame_if_due()  # before the step: what was just applied is seen sooner
             if self.loader is not None and self.loader.done:
                 self._loaded(self.loader)
             worked = self.loader is None and self._work()
