@@ -183,7 +183,9 @@ class Cache(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def evict_rows(self, data: st.DataObject) -> None:
-        self.pool.evict_lru(data.draw(st.sampled_from(self.manager.classes)))
+        idle = self.pool.eviction_order(data.draw(st.sampled_from(self.manager.classes)))
+        if idle:
+            self.pool.drop(self.pool.row_of[idle[0]])
 
     # ---- bytes
 

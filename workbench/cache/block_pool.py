@@ -76,18 +76,10 @@ class BlockPool:
         """Pages of a class that fit one slab."""
         return min(self.stride, self.slab_bytes // self.classes[cls].page_bytes)
 
-    def capacity(self, cls: int) -> int:
-        """Pages of a class if it had the whole arena."""
-        return self.pages_per_slab(cls) * self.num_slabs
-
     @property
     def num_unassigned_slabs(self) -> int:
         """Slabs that belong to no class."""
         return len(self._unassigned)
-
-    def slab_of(self, block: int) -> int:
-        """Slab of a block."""
-        return block // self.stride
 
     def page_class(self, block: int) -> int:
         """Class of a block's slab."""
@@ -148,26 +140,32 @@ class BlockPool:
 
     def allocate(self, cls: int, count: int) -> list[int]:
         """Take blocks with one reference each; the caller has asked `can_allocate`."""
-        return [self._take(cls) for _ in range(count)]
+        return [self._take_next(cls) for _ in range(count)]
 
-    def _take(self, cls: int) -> int:
+    def take(self, cls: int, block: int) -> int:
+        """Take this very block, which holds nothing, with one reference; returns it."""
+        if self.slab_class[block // self.stride] == UNASSIGNED:
+            self._assign_slab(block // self.stride, cls)
+        return self._take_linked(cls, block)
+
+    def _take_next(self, cls: int) -> int:
         block = self._lists.first(cls)
-        recycled = False
         if block is None or self.cached[block]:
             if self._unassigned:
                 self._assign_slab(self._unassigned[-1], cls)
-            elif block is not None:
-                self._drop_row(block, keep=block)
-                recycled = True
-            else:
+            elif block is None:
                 self._reclaim_slab(cls)
-            block = self._lists.first(cls) if not recycled else block
+            else:
+                row = self.row_of[block]
+                assert row is not None, f"block {block} is cached without a row"
+                self.drop(row, keep=block)
+                return self._take_linked(cls, block, was_used=True)
+            block = self._lists.first(cls)
         assert block is not None, "a slab was assigned, so its class has free blocks"
-        self._lists.unlink(cls, block)
-        self._reference_new(block, was_used=recycled)
-        return block
+        return self._take_linked(cls, block)
 
-    def _reference_new(self, block: int, was_used: bool = False) -> None:
+    def _take_linked(self, cls: int, block: int, was_used: bool = False) -> int:
+        self._lists.unlink(cls, block)
         self.ref_cnt[block] = 1
         slab = block // self.stride
         self._slab_live[slab] += 1
@@ -175,6 +173,7 @@ class BlockPool:
         self.generation[block] += 1
         self.last_used[block] = self.step
         self.mass[block] = 0.0
+        return block
 
     def _reclaim_slab(self, cls: int) -> None:
         """Empty the least recently used slab of another class and give it to `cls`."""
@@ -188,36 +187,8 @@ class BlockPool:
         for block in range(first, first + self.pages_per_slab(int(self.slab_class[slab]))):
             row = self.row_of[block]
             if row is not None:
-                self._drop_row(block)
+                self.drop(row)
         self._assign_slab(slab, cls)
-
-    def allocate_run(self, cls: int, count: int) -> list[int] | None:
-        """`count` blocks with adjacent positions (contiguous allocation), or None."""
-        free = self.free_positions(cls)
-        if not len(free):
-            return None
-        breaks = np.flatnonzero(np.diff(free[:, 0]) != 1) + 1
-        for run in np.split(free, breaks):
-            if len(run) >= count:
-                return [self._take_at(cls, int(block)) for block in run[:count, 1]]
-        return None
-
-    def free_positions(self, cls: int) -> np.ndarray:
-        """[n, 2] of (position, block id) of blocks that hold nothing, in address order."""
-        per_slab = self.pages_per_slab(cls)
-        slabs = np.flatnonzero((self.slab_class == cls) | (self.slab_class == UNASSIGNED))
-        index = np.arange(per_slab)
-        blocks = (slabs[:, None] * self.stride + index).ravel()
-        positions = (slabs[:, None] * per_slab + index).ravel()
-        empty = (self.ref_cnt[blocks] == 0) & ~self.cached[blocks]
-        return np.stack([positions[empty], blocks[empty]], axis=1)
-
-    def _take_at(self, cls: int, block: int) -> int:
-        if self.slab_class[block // self.stride] == UNASSIGNED:
-            self._assign_slab(block // self.stride, cls)
-        self._lists.unlink(cls, block)
-        self._reference_new(block)
-        return block
 
     # ---- references
 
@@ -281,11 +252,6 @@ class BlockPool:
         self.index.insert(row)
         return True
 
-    def _drop_row(self, block: int, keep: int = -1) -> None:
-        row = self.row_of[block]
-        assert row is not None, f"block {block} is cached without a row"
-        self.drop(row, keep)
-
     def drop(self, row: Row, keep: int = -1) -> None:
         """Evict a row: offer its bytes to the tiers, then forget it."""
         self._before_evict(row)
@@ -316,14 +282,6 @@ class BlockPool:
         for row in rows:
             self.drop(row)
         return len(rows)
-
-    def evict_lru(self, cls: int) -> bool:
-        """Drop the least recently used cached block of a class; False if there is none."""
-        for block in self._lists.walk(cls):
-            if self.cached[block]:
-                self._drop_row(block)
-                return True
-        return False
 
     def eviction_order(self, cls: int) -> list[int]:
         """Cached, unreferenced blocks of a class, next victim first."""

@@ -1,9 +1,4 @@
-"""Maps each request to its blocks; `free(request)` is the only way out.
-
-block table of a request, one row a group:      [ b0 | b1 | b2 | b3 |  ... max_pages ]
-slots stored in them (stored_len):               16   16   16    5
-position of each page's first token (page_pos):   0   16   64   80      (pages 32, 48 evicted)
-"""
+"""Maps each request to its blocks; `free(request)` is the only way out."""
 
 from collections.abc import Callable
 
@@ -11,18 +6,17 @@ import numpy as np
 from kvkernels.layout import PageSpec
 
 from workbench.cache.block_pool import BlockPool
+from workbench.cache.contiguous import take_runs
 from workbench.cache.geometry import Geometry, fitting_pages
-from workbench.cache.keys import PrefixKey, next_key, tagged_key
+from workbench.cache.keys import PrefixKey, tagged_key
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit, RequestBlocks
+from workbench.cache.request_keys import RequestKeys
 from workbench.request import Request
 
 
 class KVCacheManager:
-    """The one owner of request -> blocks.
-
-    `root_key(request)` gives the key of the empty prefix (identity and tenant salt).
-    """
+    """The one owner of request -> blocks; `keys` says under which names they can be found."""
 
     def __init__(
         self,
@@ -41,51 +35,19 @@ class KVCacheManager:
         self.classes = classes  # page class of each group
         self.block_size = block_size
         self.max_model_len = max_model_len
-        self.format_label = format_label
-        self.reuse_recoded = True  # whether rows tagged `new<old` may be hit
-        self._recoded_lineages: dict[str, None] = {}
+        self.keys = RequestKeys(root_key, block_size, format_label)
         self.contiguous = contiguous
-        self._root_key = root_key
         self._max_pages = -(-max_model_len // block_size) + 1
         self.requests: dict[str, RequestBlocks] = {}
-
-    # ---- keys
-
-    @property
-    def lineages(self) -> list[str]:
-        """Numerics tags that may be hit now, the pure one first."""
-        return [self.format_label] + (list(self._recoded_lineages) if self.reuse_recoded else [])
-
-    def remember_lineage(self, lineage: str) -> None:
-        """Rows with this tag exist after a recode."""
-        self._recoded_lineages[lineage] = None
-
-    def forget_lineages(self) -> None:
-        """No recoded rows are of the current format any more (the next recode begins)."""
-        self._recoded_lineages.clear()
-
-    def chain(self, request: Request) -> list[PrefixKey]:
-        """Chain keys of the request's full blocks, extended as tokens were added."""
-        size = self.block_size
-        keys = request.chain_keys
-        parent = keys[-1] if keys else self._root_key(request)
-        for start in range(len(keys) * size, request.num_tokens - size + 1, size):
-            parent = next_key(parent, request.token_ids[start : start + size])
-            keys.append(parent)
-        return keys
-
-    def row_keys(self, request: Request, lineage: str) -> list[PrefixKey]:
-        """Keys of the request's full blocks under a lineage."""
-        return [tagged_key(key, lineage) for key in self.chain(request)]
 
     # ---- lookup
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """Longest run of rows in HBM, at most `num_tokens - 1` tokens, of one lineage."""
         most = (request.num_tokens - 1) // self.block_size
-        best = PrefixHit((), self.lineages[0], 0)
-        chain = self.chain(request)
-        for lineage in self.lineages:
+        best = PrefixHit((), self.keys.format_label, 0)
+        chain = self.keys.chain(request)
+        for lineage in self.keys.lineages:
             rows = []
             for chain_key in chain[:most]:
                 row = self.pool.index.get(tagged_key(chain_key, lineage))
@@ -101,14 +63,6 @@ class KVCacheManager:
     def num_pages_for(self, num_slots: int) -> int:
         """Pages one group needs for a number of slots."""
         return -(-num_slots // self.block_size)
-
-    def blocks_needed(self, request: Request, num_new_tokens: int) -> int:
-        """Blocks over all groups that would have to be taken for more tokens."""
-        blocks = self.requests.get(request.request_id)
-        if blocks is None:
-            return self.num_pages_for(num_new_tokens) * len(self.classes)
-        pages = -(-(blocks.stored_len + num_new_tokens) // self.block_size)
-        return int(np.maximum(pages - blocks.num_pages, 0).sum())
 
     @property
     def capacity_pages(self) -> int:
@@ -161,15 +115,10 @@ class KVCacheManager:
             return self._admit_contiguous(request, blocks, num_slots + reserve_tokens)
         for block in hit_blocks:
             self.pool.touch(block)
-        for group in range(len(self.classes)):
-            for page, row in enumerate(hit.rows):
-                blocks.table[group, page] = row.blocks[group]
-        blocks.num_pages[:] = blocks.num_hashed = len(hit.rows)
-        blocks.stored_len[:] = hit.num_tokens
+        blocks.begin_with(hit.rows, self.block_size)
         self.requests[request.request_id] = blocks
-        blocks.page_pos[:, : len(hit.rows)] = self.block_size * np.arange(len(hit.rows))
         self._append_pages(request, blocks, pages)
-        self._number_pages(blocks, hit.num_tokens)
+        blocks.number_pages(hit.num_tokens, self.block_size)
         return True
 
     def restore(
@@ -217,21 +166,15 @@ class KVCacheManager:
 
     def _admit_contiguous(self, request: Request, blocks: RequestBlocks, num_slots: int) -> bool:
         """Reserve the maximum length as one run of adjacent pages a group."""
-        taken: list[list[int]] = []
-        for cls in self.classes:
-            run = self.pool.allocate_run(cls, self.num_pages_for(num_slots))
-            if run is None:
-                for earlier in taken:
-                    self.pool.free(reversed(earlier))
-                return False
-            taken.append(run)
-        for group, run in enumerate(taken):
-            blocks.table[group, : len(run)] = run
-            blocks.num_pages[group] = len(run)
+        runs = take_runs(self.pool, self.classes, self.num_pages_for(num_slots))
+        if runs is None:
+            return False
+        for group, run in enumerate(runs):
+            blocks.append(group, run)
             self.pool.owner[run] = request.owner
         blocks.hashing = False
         self.requests[request.request_id] = blocks
-        self._number_pages(blocks, 0)
+        blocks.number_pages(0, self.block_size)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> bool:
@@ -244,7 +187,7 @@ class KVCacheManager:
         if not self.pool.can_allocate(self._needs(count)):
             return False
         self._append_pages(request, blocks, count)
-        self._number_pages(blocks, request.num_computed_tokens)
+        blocks.number_pages(request.num_computed_tokens, self.block_size)
         return True
 
     def _needs(self, pages: int) -> dict[int, int]:
@@ -252,23 +195,9 @@ class KVCacheManager:
 
     def _append_pages(self, request: Request, blocks: RequestBlocks, count: int) -> None:
         for group, cls in enumerate(self.classes):
-            start = blocks.num_pages[group]
             taken = self.pool.allocate(cls, count)
-            blocks.table[group, start : start + count] = taken
-            blocks.num_pages[group] = start + count
+            blocks.append(group, taken)
             self.pool.owner[taken] = request.owner
-
-    def _number_pages(self, blocks: RequestBlocks, num_computed_tokens: int) -> None:
-        """Positions of the page that is being filled and of those behind it.
-
-        They follow from the request's own length, so that evicted pages leave a gap.
-        """
-        size = self.block_size
-        for group in range(len(self.classes)):
-            stored, last = int(blocks.stored_len[group]), int(blocks.num_pages[group])
-            current = stored // size
-            base = num_computed_tokens - stored % size
-            blocks.page_pos[group, current:last] = base + size * np.arange(last - current)
 
     def _new_blocks(self, lineage: str) -> RequestBlocks:
         return RequestBlocks(len(self.classes), self._max_pages, lineage)
@@ -290,7 +219,7 @@ class KVCacheManager:
         num_full = num_computed_tokens // self.block_size
         if num_full <= blocks.num_hashed:
             return 0
-        chain = self.chain(request)
+        chain = self.keys.chain(request)
         stored = 0
         for page in range(blocks.num_hashed, num_full):
             parent = chain[page - 1] if page else None
@@ -312,7 +241,7 @@ class KVCacheManager:
         blocks = self.requests[request.request_id]
         blocks.stored_len[:] = 0
         blocks.hashing = False
-        self._number_pages(blocks, 0)  # pages evicted so far left gaps
+        blocks.number_pages(0, self.block_size)  # pages evicted so far left gaps
 
     def evict_pages(self, request: Request, group: int, pages: list[int]) -> int:
         """Take full pages out of one group's table (retention); returns how many were freed.
@@ -324,13 +253,7 @@ class KVCacheManager:
         drop = sorted(set(pages))
         if drop and not 0 <= drop[0] <= drop[-1] < last_full:
             raise ValueError(f"pages {drop} are not all full pages of group {group}")
-        victims = [int(blocks.table[group, page]) for page in drop]
-        count = int(blocks.num_pages[group])
-        keep = np.delete(np.arange(count), drop)
-        blocks.table[group, : len(keep)] = blocks.table[group, keep]
-        blocks.page_pos[group, : len(keep)] = blocks.page_pos[group, keep]
-        blocks.num_pages[group] = len(keep)
-        blocks.stored_len[group] -= len(drop) * self.block_size
+        victims = blocks.drop_pages(group, drop, self.block_size)
         blocks.hashing = False
         freed = sum(self.pool.ref_cnt[block] == 1 for block in victims)
         self.pool.free(victims)

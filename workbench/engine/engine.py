@@ -136,7 +136,7 @@ class Engine:
         self.fetcher.gate = tiers.gate
         self.fetcher.enabled = tiers.dram_mib > 0 or tiers.disk_mib > 0
         self.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
-        self.stack.manager.reuse_recoded = cache.reuse == "recoded"
+        self.stack.manager.keys.reuse_recoded = cache.reuse == "recoded"
 
     # ---- requests
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from workbench.cache.kv_cache_manager import PrefixHit
+from workbench.cache.request_blocks import PrefixHit
 from workbench.engine.retainer import slots_needed
 from workbench.errors import RequestError
 from workbench.request import Request, RequestSpec

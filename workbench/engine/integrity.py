@@ -132,7 +132,7 @@ def _check_table_keys(engine: "Engine", request: Request) -> None:
     """I3: the rows in a request's table hold that request's text, so a hit is never wrong."""
     pool, manager = engine.stack.pool, engine.stack.manager
     size = engine.config.cache.block_size
-    blocks, chain = manager.requests[request.request_id], manager.chain(request)
+    blocks, chain = manager.requests[request.request_id], manager.keys.chain(request)
     for group in range(len(manager.classes)):
         for page in range(int(blocks.stored_len[group]) // size):
             row = pool.row_of[int(blocks.table[group, page])]

@@ -5,7 +5,8 @@ from collections import OrderedDict
 import numpy as np
 
 from workbench.cache.keys import tagged_key
-from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.request_blocks import PrefixHit
 from workbench.request import MissReason, Request
 
 REMEMBERED_PROMPTS = 64
@@ -48,8 +49,8 @@ class MissExplainer:
             return MissReason(kind="full", token_index=known)
         if gated:
             return MissReason(kind="gate", token_index=known)
-        chain_key = manager.chain(request)[known // size]
-        for lineage in manager.lineages:
+        chain_key = manager.keys.chain(request)[known // size]
+        for lineage in manager.keys.lineages:
             step = manager.pool.index.evicted_at(tagged_key(chain_key, lineage))
             if step is not None:
                 return MissReason(kind="evicted", token_index=known, step=step)

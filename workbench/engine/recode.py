@@ -14,6 +14,7 @@ from kvkernels.layout import PageSpec
 from torch import Tensor
 
 from workbench.cache.block_pool import BlockPool
+from workbench.cache.contiguous import take_run
 from workbench.cache.geometry import fitting_pages
 from workbench.cache.keys import tagged_key
 from workbench.cache.kv_cache_manager import KVCacheManager
@@ -195,7 +196,7 @@ def _install(
             copy.mass,
         )
     label = format_label(config)
-    manager.forget_lineages()
+    manager.keys.begin_format(label)
     _publish(engine, pool, rows, places, label)
     _settle_references(manager, pool, places, resident.idle_rows)
     for blocks in manager.requests.values():
@@ -203,16 +204,16 @@ def _install(
             count = int(blocks.num_pages[group])
             blocks.table[group, :count] = [place[int(b)] for b in blocks.table[group, :count]]
         blocks.lineage = f"{label}<{blocks.lineage}"
-        manager.remember_lineage(blocks.lineage)
+        manager.keys.remember_lineage(blocks.lineage)
     stack.pool = manager.pool = pool
-    stack.specs, manager.classes, manager.format_label = specs, classes, label
+    stack.specs, manager.classes = specs, classes
 
 
 def _allocate(pool: BlockPool, classes: list[int], copies: list[_Copies]) -> list[dict[int, int]]:
     """New block of each old one, in each group; contiguous runs stay runs."""
     places = []
     for cls, copy in zip(classes, copies, strict=True):
-        run = pool.allocate_run(cls, len(copy.blocks)) if copy.blocks else []
+        run = take_run(pool, cls, len(copy.blocks)) if copy.blocks else []
         new = run if run is not None else pool.allocate(cls, len(copy.blocks))
         places.append(dict(zip(copy.blocks, new, strict=True)))
     return places
@@ -235,7 +236,7 @@ def _publish(
                 chain_key=row.chain_key,
             )
         )
-        engine.stack.manager.remember_lineage(lineage)
+        engine.stack.manager.keys.remember_lineage(lineage)
 
 
 def _settle_references(

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import build_geometry
-from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
+from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import PrefixIndex
+from workbench.cache.request_blocks import PrefixHit
 from workbench.engine.runner import ForwardBatch, ModelRunner, make_batch
 from workbench.request import Request
 from workbench.snapshot import ShadowView

@@ -207,7 +207,7 @@ class RandomLoad:
             self.lossy.update(engine.requests)
         manager = engine.stack.manager
         for request_id, blocks in manager.requests.items():
-            if blocks.lineage != manager.format_label:  # hit or holds re-encoded pages
+            if blocks.lineage != manager.keys.format_label:  # hit or holds re-encoded pages
                 self.lossy.add(request_id)
 
     def _random_tokens(self, count: int) -> list[int]:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.cache.contiguous import free_positions
 from workbench.cache.keys import TierKey
 from workbench.config import EngineConfig, all_settings, get_setting
 from workbench.engine.metrics import Metrics, share
@@ -244,7 +245,7 @@ class FrameBuilder:
         manager, pool = self._engine.stack.manager, self._engine.stack.pool
         if not manager.contiguous:
             return Number(value=0.0, unit="%")
-        free = pool.free_positions(manager.classes[0])
+        free = free_positions(pool, manager.classes[0])
         if not len(free):
             return Number(value=None, unit="%", why="nothing is free")
         runs = np.split(free[:, 0], np.flatnonzero(np.diff(free[:, 0]) != 1) + 1)

@@ -58,7 +58,7 @@ def _inspect_entry(engine: "Engine", tier: str, cell: int, key: "bytes | Private
         ref_cnt=0,
         key="" if isinstance(key, PrivateKey) else key.hex(),
         parent_key="",
-        label=engine.stack.manager.format_label,
+        label=engine.stack.manager.keys.format_label,
         num_bytes=rows[rank][1] if rank is not None else 0,
         last_used_step=0,
         mass=None,

@@ -11,9 +11,10 @@ from enum import Enum
 import numpy as np
 
 from workbench.cache.keys import PrefixKey, TierKey
-from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
+from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
+from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
@@ -165,10 +166,10 @@ class Fetcher:
     def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
         first = len(hit.rows)
         most = (request.num_tokens - 1) // self.manager.block_size
-        lineages = [hit.lineage] if first else self.manager.lineages
+        lineages = [hit.lineage] if first else self.manager.keys.lineages
         best: list[PrefixKey] = []
         for lineage in lineages:
-            keys = self.manager.row_keys(request, lineage)[first:most]
+            keys = self.manager.keys.row_keys(request, lineage)[first:most]
             if keys and self._may_wait(request, keys[:1]):
                 return Fetch.WAIT
             run = self._leading_hits(keys)
@@ -239,9 +240,9 @@ class Fetcher:
         if loaded is None or len(hit.rows) < loaded.first:
             return [], hit.lineage
         most = (request.num_tokens - 1) // self.manager.block_size
-        for lineage in [hit.lineage] if hit.rows else self.manager.lineages:
+        for lineage in [hit.lineage] if hit.rows else self.manager.keys.lineages:
             pages: list[np.ndarray] = []
-            for key in self.manager.row_keys(request, lineage)[len(hit.rows) : most]:
+            for key in self.manager.keys.row_keys(request, lineage)[len(hit.rows) : most]:
                 if key not in loaded.pages:
                     break
                 pages.append(loaded.pages[key])

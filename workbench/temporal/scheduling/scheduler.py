@@ -6,7 +6,8 @@ was preempted; chunked prefill, prefix hits and resumption fall out of the rule.
 
 from collections.abc import Callable
 
-from workbench.cache.kv_cache_manager import KVCacheManager, PrefixHit
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.request_blocks import PrefixHit
 from workbench.clock import Clock
 from workbench.config import SchedulingSettings
 from workbench.request import Request, RequestStatus
@@ -202,7 +203,7 @@ class Scheduler:
         """The request's prefix in HBM, if prefixes may be used at all."""
         if self._shares_prefixes:
             return self.manager.find_prefix(request)
-        return PrefixHit((), self.manager.format_label, 0)
+        return PrefixHit((), self.manager.keys.format_label, 0)
 
     def _admit(self, request: Request, hit: PrefixHit, budget: StepBudget) -> int | None:
         """Give a waiting request tables; tokens it computes now, or None if it does not fit."""

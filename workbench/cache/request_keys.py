@@ -1,0 +1,50 @@
+"""Keys of a request's full blocks, and the lineages under which they may be found."""
+
+from collections.abc import Callable
+
+from workbench.cache.keys import PrefixKey, next_key, tagged_key
+from workbench.request import Request
+
+
+class RequestKeys:
+    """Hashes requests block by block; `format_label` tags the bytes that are computed now.
+
+    `root_key(request)` gives the key of the empty prefix (identity and tenant salt).
+    """
+
+    def __init__(
+        self, root_key: Callable[[Request], PrefixKey], block_size: int, format_label: str
+    ) -> None:
+        self.format_label = format_label
+        self.reuse_recoded = True  # whether rows tagged `new<old` may be hit
+        self._recoded: dict[str, None] = {}
+        self._root_key = root_key
+        self._block_size = block_size
+
+    @property
+    def lineages(self) -> list[str]:
+        """Numerics tags that may be hit now, the pure one first."""
+        return [self.format_label] + (list(self._recoded) if self.reuse_recoded else [])
+
+    def remember_lineage(self, lineage: str) -> None:
+        """Rows with this tag exist after a recode."""
+        self._recoded[lineage] = None
+
+    def begin_format(self, format_label: str) -> None:
+        """A recode begins: no row is of the new format yet, and none will be of the old one."""
+        self.format_label = format_label
+        self._recoded.clear()
+
+    def chain(self, request: Request) -> list[PrefixKey]:
+        """Chain keys of the request's full blocks, extended as tokens were added."""
+        size = self._block_size
+        keys = request.chain_keys
+        parent = keys[-1] if keys else self._root_key(request)
+        for start in range(len(keys) * size, request.num_tokens - size + 1, size):
+            parent = next_key(parent, request.token_ids[start : start + size])
+            keys.append(parent)
+        return keys
+
+    def row_keys(self, request: Request, lineage: str) -> list[PrefixKey]:
+        """Keys of the request's full blocks under a lineage."""
+        return [tagged_key(key, lineage) for key in self.chain(request)]
