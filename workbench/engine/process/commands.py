@@ -70,10 +70,10 @@ class CommandHandler:
         except WorkbenchError as error:
             transport.refuse(sender, command.call_id, error)
         else:
+            if isinstance(command.body, protocol.SHOWN_AT_ONCE):
+                self._server.show_now()  # first: the answer makes the asker busy
             if value is not _LATER:
                 transport.answer(sender, command.call_id, value)
-        if isinstance(command.body, protocol.SHOWN_AT_ONCE):
-            self._server.pacer.hurry()
         self._server.pacer.touch()
 
     def _apply(self, body: protocol.Apply, call: Call) -> Any:

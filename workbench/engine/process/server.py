@@ -65,7 +65,6 @@ class EngineServer:
                 self.pacer.hurry()
                 self.set_threads()
             self.handler.handle_waiting()
-            self._send_frame_if_due()  # before the step: what was just applied is seen sooner
             if self.loader is not None and self.loader.done:
                 self._loaded(self.loader)
             worked = self.loader is None and self._work()
@@ -206,6 +205,12 @@ class EngineServer:
         self._check_took_s = self._checked_s - started_s
         self._unchecked = False
         self.pacer.touch()
+
+    def show_now(self) -> None:
+        """Send a frame to the viewers, if there are any, whenever the last one was."""
+        if self.transport.has_viewers:
+            self.pacer.hurry()
+            self._send_frame_if_due()
 
     def _send_frame_if_due(self) -> None:
         if self.loader is not None:

@@ -36,8 +36,11 @@ export function mount(root, { part, frameSource, data, onCommand }) {
   adopt(store, state);
   return {
     update(next, command) {
-      state.data = next ?? state.data;
       if (command) state.onCommand = command;
+      const told = JSON.stringify(next ?? state.data);
+      if (told === state.told) return; // most runs of the page tell this part nothing new
+      state.told = told;
+      state.data = next ?? state.data;
       adopt(store, state);
       view.on("view");
     },
