@@ -48,10 +48,17 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
     data_parallel_rank: int | None = None
 
 
+# Numbers of one engine process: the next one's are all larger, however many of these were lost when
+# it died, and `seq // EVENTS_PER_PROCESS` tells which process it was. Doubles hold them exactly.
+EVENTS_PER_PROCESS = 2**40
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened, for people: `kind` is one of EVENT_KINDS, `data` its numbers.
 
-    The sentence is made from kind and data by the app's text files, so that it can be translated.
+    `seq` grows as long as a client lives, over reloads and restarts of the engine too; every engine
+    begins with an event of kind `engine`. A sentence is made from kind and data by the app's text
+    files, so that it can be translated.
     """
 
     seq: int

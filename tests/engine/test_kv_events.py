@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from tests.engine.harness import Runner, build, tokens
 from workbench.engine.engine import Engine
 from workbench.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from workbench.lab.random_load import RandomLoad, start_config
@@ -50,3 +51,21 @@ def test_replay_reproduces_the_index(seed: int) -> None:
         assert replay.known == index_of(engine)
     assert replay.batches > 5
     engine.hierarchy.close()
+
+
+def test_a_subscriber_outlives_its_engine() -> None:
+    """A new engine clears first: what the subscriber knows of the earlier one is void."""
+    replay = Replay()
+    for _ in range(2):  # the same rows are stored again
+        engine = build(on_kv_events=replay)
+        Runner(engine).one(tokens(40))
+        assert replay.known == index_of(engine)
+        assert len(replay.known) > 9
+        engine.close()
+
+
+def test_events_begin_with_the_engine_and_go_on_after_the_number_given() -> None:
+    engine = Engine(start_config(), random_model(3), last_event_seq=41)
+    first = engine.events_since(0)[0]
+    assert (first.seq, first.kind, first.data) == (42, "engine", {"what": "started"})
+    engine.close()

@@ -44,6 +44,7 @@ class Engine:
     """A paged engine over one model. One thread uses it; nothing is shared between engines.
 
     `verify_bytes`: keep a checksum of every hashed row, for tests of late writes.
+    `last_event_seq`: the newest event of the engine that this one follows; numbers go on after it.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Engine:
         clock: Clock | None = None,
         on_kv_events: Callable[[KVEventBatch], None] | None = None,
         verify_bytes: bool = False,
+        last_event_seq: int = 0,
     ) -> None:
         self.config = config
         self.byte_guard = ByteGuard() if verify_bytes else None
@@ -62,7 +64,7 @@ class Engine:
         self.clock: Clock = clock or RealClock()
         self.registry = registry or builtin_registry()
         self.device = model.decoder.device  # the cache lies where the weights are
-        self.log = EventLog(self.clock, on_kv_events, config.cache.block_size)
+        self.log = EventLog(self.clock, on_kv_events, config.cache.block_size, last_event_seq)
         self.metrics = Metrics(self.clock)
         self.recorder = StepRecorder(self.clock)
         self.misses = MissExplainer()
@@ -93,6 +95,7 @@ class Engine:
         self.hierarchy = Hierarchy(config.tiers, row_bytes, self.clock, self.moves.below)
         self._bind()
         self.frames = FrameBuilder(self)
+        self.log.tell("engine", what="started")  # the first event: nothing is cached yet
 
     def _build_stack(self, config: EngineConfig) -> CacheStack:
         self.model.decoder.reserve_positions(config.model.max_model_len)

@@ -36,10 +36,18 @@ MERGE_SUMS = ("num_blocks", "num_bytes")
 
 
 class EventLog:
-    """Numbers events, keeps the newest, and gathers one step's KV events into a batch."""
+    """Numbers events, keeps the newest, and gathers one step's KV events into a batch.
+
+    Events are numbered from `last_seq` + 1 on. The KV stream begins with AllBlocksCleared: what a
+    subscriber still knows of an earlier engine is void (vLLM's numbers just start over at 0).
+    """
 
     def __init__(
-        self, clock: Clock, on_kv_events: Callable[[KVEventBatch], None] | None, block_size: int
+        self,
+        clock: Clock,
+        on_kv_events: Callable[[KVEventBatch], None] | None,
+        block_size: int,
+        last_seq: int = 0,
     ) -> None:
         self.step = 0
         self.block_size = block_size
@@ -47,8 +55,8 @@ class EventLog:
         self.totals: dict[str, int] = dict.fromkeys(EVENT_KINDS, 0)
         self._clock = clock
         self._ring: deque[Event] = deque(maxlen=RING)
-        self._seq = 0
-        self._kv: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+        self.last_seq = last_seq
+        self._kv: list[BlockStored | BlockRemoved | AllBlocksCleared] = [AllBlocksCleared()]
         self._on_kv_events = on_kv_events
 
     def tell(self, kind: str, request_id: str = "", **data: Any) -> None:
@@ -57,9 +65,9 @@ class EventLog:
             raise ValueError(f"unknown event kind {kind!r}")
         self.totals[kind] += 1
         data = self._merged(kind, request_id, data)
-        self._seq += 1
+        self.last_seq += 1
         event = Event(
-            seq=self._seq,
+            seq=self.last_seq,
             step=self.step,
             time_s=self._clock.now_s(),
             kind=kind,

@@ -41,12 +41,19 @@ class EngineHost:
     The host keeps a journal of its own, so that requests survive loading other weights.
     """
 
-    def __init__(self, clock: RealClock, publish: Publish, first_request_number: int) -> None:
+    def __init__(
+        self,
+        clock: RealClock,
+        publish: Publish,
+        first_request_number: int,
+        last_event_seq: int = 0,
+    ) -> None:
         self.clock = clock
         self.journal = Journal()
         self._engine: Engine | None = None
         self._publish = publish
         self._next_number = first_request_number
+        self._last_event_seq = last_event_seq
         self.planner = ArrivalPlanner(self._submit_planned, clock.now_s)
         self.judge = StateJudge()
 
@@ -68,20 +75,24 @@ class EngineHost:
         Their tokens are recomputed where the vocabulary is the same; otherwise they start over.
         Raises CapacityError, ModelError or TierError, and goes on with the earlier model.
         """
-        from workbench.engine.engine import Engine
-
         earlier = self._engine
         if earlier is None:
-            self._engine = Engine(config, model, clock=self.clock)
+            self._engine = self._build(config, model)
             return
         earlier.close()  # first: the new one opens the same tier folders
+        self._last_event_seq = earlier.log.last_seq
         try:
-            self._engine = Engine(config, model, clock=self.clock)
+            self._engine = self._build(config, model)
         except WorkbenchError:
-            self._engine = Engine(earlier.config, earlier.model, clock=self.clock)
+            self._engine = self._build(earlier.config, earlier.model)
             self._follow(earlier)
             raise
         self._follow(earlier)
+
+    def _build(self, config: EngineConfig, model: "LoadedModel") -> "Engine":
+        from workbench.engine.engine import Engine  # torch only once the model is loaded
+
+        return Engine(config, model, clock=self.clock, last_event_seq=self._last_event_seq)
 
     def submit(self, spec: RequestSpec, workload: str = "", index: int = -1) -> str:
         """Add a request under its own name or the next number; returns the id."""

@@ -16,6 +16,7 @@ from workbench.engine.process.connection import Connection
 from workbench.engine.process.journal import Journal
 from workbench.engine.process.protocol import LaunchOptions
 from workbench.errors import EngineDied, WorkbenchError
+from workbench.events import EVENTS_PER_PROCESS
 from workbench.snapshot import Snapshot, decode_frame, encode_frame
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class EngineLink:
         self._loading = True
         self._paused = False
         self._speed = 1.0
+        self._num_launches = 0
         self._ready = threading.Event()
         with self._lock:
             self._connection = self._connect()
@@ -149,7 +151,9 @@ class EngineLink:
             paused=self._paused,
             speed=self._speed,
             first_request_number=self.journal.next_request_number(),
+            last_event_seq=self._num_launches * EVENTS_PER_PROCESS,
         )
+        self._num_launches += 1
         return Connection(
             options,
             on_frame=self._on_frame,

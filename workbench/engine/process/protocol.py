@@ -215,13 +215,14 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process is started with, as a file in its socket directory.
 
     `random_layers` > 0 builds a small random model with that many layers (a byte vocabulary)
-    instead of loading one. `first_request_number` goes on counting after a restart.
+    instead of loading one. `first_request_number` and `last_event_seq` go on after a restart.
     """
 
     changes: dict[str, Any] = {}  # settings that differ from the defaults
     random_layers: int = 0
     random_seed: int = 0
     first_request_number: int = 1
+    last_event_seq: int = 0
     paused: bool = False
     speed: float = 1.0
 

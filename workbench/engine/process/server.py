@@ -42,7 +42,12 @@ class EngineServer:
         self.clock = RealClock()  # engine time: stands still in pauses
         self.wall = RealClock()
         self.transport = Transport(endpoints)
-        self.host = EngineHost(self.clock, self.transport.publish, options.first_request_number)
+        self.host = EngineHost(
+            self.clock,
+            self.transport.publish,
+            options.first_request_number,
+            options.last_event_seq,
+        )
         self.pacer = FramePacer()
         self.motion = SlowMotion()
         self.motion.set_speed(options.speed)
