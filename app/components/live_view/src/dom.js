@@ -33,6 +33,12 @@ export function setClass(node, name, on) {
   if (node.classList.contains(name) !== !!on) node.classList.toggle(name, !!on);
 }
 
+// Shows of a box only what lies between two shares of its width: no box moves or changes size.
+export function setSpan(node, from, to) {
+  const clip = `inset(0 ${(100 * (1 - to)).toFixed(2)}% 0 ${(100 * from).toFixed(2)}%)`;
+  if (node.kvwClip !== clip) node.style.clipPath = node.kvwClip = clip;
+}
+
 export function show(node, on) { if (node.hidden === !!on) node.hidden = !on; }
 
 const SVG = "http://www.w3.org/2000/svg";

@@ -2,8 +2,7 @@
 
 import { attrs, h, setClass, setText, show } from "./dom.js";
 import { percent } from "./format.js";
-
-const MAX_PIECES = 600;
+import { TextLines } from "./lines.js";
 
 export class PromptText {
   constructor({ store, words, tips }) {
@@ -13,7 +12,7 @@ export class PromptText {
     this.body = attrs(h("div", "text-body"), { tabindex: "0", role: "region", "aria-label": words("text.label") });
     this.empty = h("div", "text-empty");
     this.node = h("div", "text", h("div", "text-head", this.title, this.kept), this.body, this.empty);
-    this.spans = [];
+    this.lines = new TextLines(this.body, () => this.request && this.fill(this.request));
   }
 
   // The chosen request, the selected block's, or the first one that runs.
@@ -42,30 +41,28 @@ export class PromptText {
   }
 
   fill(request) {
-    const { text } = request, { body } = this;
-    const from = Math.max(0, text.pieces.length - MAX_PIECES);
+    const { text } = request, { body, lines } = this;
+    this.request = request;
     const follow = body.scrollHeight - body.scrollTop - body.clientHeight < 24 || this.last !== request.request_id;
+    if (this.last !== request.request_id || !lines.continues(text)) lines.clear();
     this.last = request.request_id;
-    const n = text.pieces.length - from;
-    while (this.spans.length < n) {
-      const span = h("span", "tok", "");
-      this.spans.push(span);
-      body.append(span);
-    }
-    for (let i = 0; i < this.spans.length; i++) this.piece(this.spans[i], text, from + i, i < n);
+    lines.take(text);
+    for (const [at, spans] of lines.tokens) for (const span of spans) tint(span, text, at);
     if (follow) body.scrollTop = body.scrollHeight;
   }
+}
 
-  piece(span, text, at, used) {
-    show(span, used);
-    if (!used) return;
-    setText(span, text.pieces[at]);
-    const mass = text.evicted[at] ? 0 : Math.round(text.mass[at] / 16);
-    if (span.kvwMass !== mass) {
-      span.kvwMass = mass;
-      span.style.setProperty("--mass", `${Math.round(mass * 4.2)}%`);
-    }
-    setClass(span, "evicted", text.evicted[at]);
-    setClass(span, "prompt", text.start + at < text.num_prompt_tokens);
-  }
+// A token from before the newest ones has no known mass.
+function tint(span, text, at) {
+  const i = at - text.start;
+  if (i < 0) return setMass(span, 0);
+  setMass(span, text.evicted[i] ? 0 : Math.round(text.mass[i] / 16));
+  setClass(span, "evicted", text.evicted[i]);
+  setClass(span, "prompt", at < text.num_prompt_tokens);
+}
+
+function setMass(span, mass) {
+  if (span.kvwMass === mass) return;
+  span.kvwMass = mass;
+  span.style.setProperty("--mass", `${Math.round(mass * 4.2)}%`);
 }

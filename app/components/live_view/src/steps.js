@@ -1,6 +1,6 @@
 // The last step: prefill and decode tokens of its batch, and its milliseconds by part.
 
-import { attrs, h, setAttr, setText } from "./dom.js";
+import { attrs, h, setAttr, setSpan, setText } from "./dom.js";
 import { significant } from "./format.js";
 
 export const STEP_PARTS = ["attention", "linears", "gather", "dequant", "scheduler", "other"];
@@ -25,9 +25,10 @@ export class StepStrip {
     const times = STEP_PARTS.map((part) => step[`${part}_ms`]);
     const total = Math.max(1e-6, times.reduce((a, b) => a + b, 0));
     const spoken = [];
+    let before = 0;
     times.forEach((ms, i) => {
-      const width = `${((100 * ms) / total).toFixed(1)}%`;
-      if (this.parts[i].style.width !== width) this.parts[i].style.width = width;
+      setSpan(this.parts[i], before / total, (before + ms) / total);
+      before += ms;
       const text = this.words(`step.${STEP_PARTS[i]}`, { ms: significant(ms) });
       setText(this.labels[i].lastChild, text);
       setAttr(this.parts[i], "title", text);

@@ -1,6 +1,6 @@
 // Occupancy bar of one tier: used, cached, pinned, free in bytes, and the traffic both ways.
 
-import { attrs, h, setAttr, setClass, setText } from "./dom.js";
+import { attrs, h, setAttr, setClass, setSpan, setText } from "./dom.js";
 import { bytes, rate } from "./format.js";
 
 export class TierBar {
@@ -24,9 +24,10 @@ export class TierBar {
     if (off) return this.showOff(view);
     const size = Math.max(1, view.capacity_bytes);
     const used = Math.max(0, view.used_bytes - view.pinned_bytes);
+    let before = 0;
     [view.pinned_bytes, used, view.cached_bytes].forEach((part, i) => {
-      const width = `${((100 * part) / size).toFixed(2)}%`;
-      if (this.parts[i].style.width !== width) this.parts[i].style.width = width;
+      setSpan(this.parts[i], before / size, (before + part) / size);
+      before += part;
     });
     const percent = (part) => Math.round((100 * part) / size);
     const text = words(this.compact ? "tier.figures.short" : "tier.figures", {
@@ -46,7 +47,7 @@ export class TierBar {
   }
 
   showOff(view) {
-    for (const part of this.parts) part.style.width = "0";
+    for (const part of this.parts) setSpan(part, 0, 0);
     setText(this.figures, view && view.note ? view.note : this.words("tier.off"));
     setText(this.flow, "");
     setText(this.tag, "");
