@@ -19,7 +19,7 @@ from kvkernels.plan import Batch, Plan
 from kvkernels.readers import Metadata, Plane, bind_planes
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-TILE_BYTES = 1 << 19  # product operands of one tile: a quarter of a common L2 cache
+TILE_BYTES = 1 << 19  # a thread's product operands of one tile: a quarter of a common L2 cache
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Factors:
 
 
 def tiles(count: int, each_bytes: int) -> list[tuple[int, int]]:
-    """Cut M = `count` into equal ranges whose operands fit `TILE_BYTES`."""
-    parts = -(-count // max(1, TILE_BYTES // each_bytes))
+    """Cut M = `count` into equal ranges whose operands fit `TILE_BYTES` a thread."""
+    parts = -(-count // max(1, TILE_BYTES * torch.get_num_threads() // each_bytes))
     size = -(-count // parts)
     return [(first, min(first + size, count)) for first in range(0, count, size)]
 
