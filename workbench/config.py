@@ -17,6 +17,7 @@ Dimension = Literal["T", "S", "X", "-"]
 KV_FORMATS = ("bf16", "fp32", "fp8_e4m3", "int8", "int4")
 WEIGHT_FORMATS = ("auto", "as_stored", "int8", "bf16", "fp32")
 BLOCK_SIZES = (4, 8, 16, 32, 64)
+GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 
 
 def setting(
@@ -90,7 +91,7 @@ class CacheSettings(_Section):
         64.0, change="rebuild", dim="S", low=0.0625, high=65536, unit="MiB", main=True
     )
     block_size: int = setting(16, change="rebuild", dim="X", choices=BLOCK_SIZES, unit="tokens")
-    grouping: str = setting("model", change="rebuild", dim="X", choices=("model", "halves"))
+    grouping: str = setting("model", change="rebuild", dim="X", choices=GROUPINGS)
     k_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
     v_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))

@@ -205,12 +205,12 @@ def test_sinks_and_window_outweigh_the_budget() -> None:
 
 def test_age_is_no_advantage() -> None:
     """A rate is mass per query that could see the token."""
-    observer = MassObserver(16)
-    observer.observe(np.arange(8), np.full(8, 0.5), 4)
-    assert observer.seen[:8].tolist() == [4, 4, 4, 4, 4, 3, 2, 1]
+    observer = MassObserver(1, 16)
+    observer.observe(np.arange(8)[None], np.array([8]), np.full((1, 8), 0.5), 4)
+    assert observer.seen[0, :8].tolist() == [4, 4, 4, 4, 4, 3, 2, 1]
     assert observer.rate(0, 8)[7] == pytest.approx(0.5)
     assert observer.rate(0, 8)[0] == pytest.approx(0.125)
     assert observer.kept_share() == 1.0
-    observer.mark_evicted(np.array([0]), 4)
+    observer.mark_evicted(0, np.array([0]), 4)
     assert observer.num_evicted == 4
     assert observer.kept_share() == pytest.approx(1 - 0.5 / observer.rate(0, 8).sum())

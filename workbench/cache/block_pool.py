@@ -7,6 +7,7 @@ A slab belongs to one page class and returns when its last page is empty. A bloc
 `slab * stride + index`. Blocks that no table holds are in the free list of their class.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -59,6 +60,7 @@ class BlockPool:
         self._slab_used = np.zeros(num_slabs, np.int32)  # pages referenced or cached
         self._slab_live = np.zeros(num_slabs, np.int32)  # pages referenced
         self._unassigned = list(range(num_slabs - 1, -1, -1))
+        self._promised: dict[int, int] = {}  # class -> blocks that may be taken now
 
     # ---- classes and slabs
 
@@ -109,34 +111,35 @@ class BlockPool:
     def num_free(self, cls: int) -> int:
         """Blocks of a class that could be taken now, evicting cached ones."""
         return self._lists.lengths[cls] + self.pages_per_slab(cls) * (
-            len(self._unassigned) + self._num_reclaimable(cls)
+            len(self._unassigned) + len(self._reclaimable(cls))
         )
 
-    def _num_reclaimable(self, cls: int) -> int:
+    def _reclaimable(self, cls: int) -> np.ndarray:
         """Slabs of other classes that hold nothing but cached blocks."""
         if len(self.classes) == 1:
-            return 0
-        other = (self.slab_class != cls) & (self.slab_class != UNASSIGNED)
-        return int(np.count_nonzero(other & (self._slab_live == 0)))
+            return np.zeros(0, np.int64)
+        other = (self.slab_class != cls) & (self.slab_class != UNASSIGNED) & (self._slab_live == 0)
+        return np.flatnonzero(other)
 
     def can_allocate(self, needs: dict[int, int], revived: Iterable[int] = ()) -> bool:
         """Whether `needs` (class -> blocks) fit while `revived` cached blocks are kept.
 
-        Revived blocks sit in the free lists and must not be counted twice (vLLM #11562).
+        Revived blocks sit in the free lists and must not be counted twice (vLLM #11562). A yes is a
+        promise: what is taken for one class leaves the slabs that another one needs.
         """
-        kept: dict[int, int] = {}
-        for block in revived:
-            if self.ref_cnt[block] == 0:
-                cls = self.page_class(block)
-                kept[cls] = kept.get(cls, 0) + 1
+        kept = Counter(self.page_class(block) for block in revived if self.ref_cnt[block] == 0)
         slabs = len(self._unassigned)
         if len(needs) == 1 and not kept.keys() - needs.keys():
-            slabs += self._num_reclaimable(next(iter(needs)))
-        for cls, need in needs.items():
-            missing = need - (self._lists.lengths[cls] - kept.get(cls, 0))
-            if missing > 0:
-                slabs -= -(-missing // self.pages_per_slab(cls))
-        return slabs >= 0
+            slabs += len(self._reclaimable(next(iter(needs))))
+        wanted = {cls: need + kept[cls] for cls, need in needs.items()}
+        fits = slabs >= self._slabs_missing(wanted)
+        self._promised = dict(needs) if fits else {}
+        return fits
+
+    def _slabs_missing(self, needs: dict[int, int]) -> int:
+        """Slabs that `needs` take besides what the free lists of their classes hold."""
+        missing = {cls: max(0, need - self._lists.lengths[cls]) for cls, need in needs.items()}
+        return sum(-(-blocks // self.pages_per_slab(cls)) for cls, blocks in missing.items())
 
     def allocate(self, cls: int, count: int) -> list[int]:
         """Take blocks with one reference each; the caller has asked `can_allocate`."""
@@ -149,9 +152,11 @@ class BlockPool:
         return self._take_linked(cls, block)
 
     def _take_next(self, cls: int) -> int:
+        self._promised[cls] = self._promised.get(cls, 0) - 1
         block = self._lists.first(cls)
         if block is None or self.cached[block]:
-            if self._unassigned:
+            others = {other: need for other, need in self._promised.items() if other != cls}
+            if len(self._unassigned) > self._slabs_missing(others):
                 self._assign_slab(self._unassigned[-1], cls)
             elif block is None:
                 self._reclaim_slab(cls)
@@ -177,8 +182,7 @@ class BlockPool:
 
     def _reclaim_slab(self, cls: int) -> None:
         """Empty the least recently used slab of another class and give it to `cls`."""
-        other = (self.slab_class != cls) & (self.slab_class != UNASSIGNED) & (self._slab_live == 0)
-        slabs = np.flatnonzero(other)
+        slabs = self._reclaimable(cls)
         if not len(slabs):
             raise RuntimeError("no block can be taken: can_allocate was not asked")
         ages = self.last_used.reshape(self.num_slabs, self.stride)[slabs].max(axis=1)
@@ -269,12 +273,10 @@ class BlockPool:
                 self._lists.unlink(self.page_class(member), member)
                 self._empty(member)
 
-    def evict_all(self) -> int:
-        """Forget every row; returns how many there were. Nothing is stored in a tier."""
-        rows = self.index.rows()
-        for row in rows:
+    def evict_all(self) -> None:
+        """Forget every row. Nothing is stored in a tier."""
+        for row in self.index.rows():
             self.forget(row)
-        return len(rows)
 
     def drop_idle_rows(self) -> int:
         """Evict every row that no table holds; returns how many there were."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvkernels.layout import PageSpec
 
+from workbench.config import GROUPINGS
 from workbench.errors import SettingError
 
 
@@ -52,19 +53,34 @@ class Geometry:
 
 
 def build_geometry(grouping: str, *, num_layers: int, num_kv_heads: int, head_dim: int) -> Geometry:
-    """`model`: one group. `halves`: two groups, the first and the second half of the layers."""
-    heads = tuple(range(num_kv_heads))
+    """Groups of a model under a grouping, and the layer sets that share tables.
+
+    `model`: one group. `halves`: the first and the second half of the layers. `layer`: one group a
+    layer. `head`: one a layer and KV head, so that each head can keep tokens of its own.
+    """
+    if grouping not in GROUPINGS:
+        raise SettingError(
+            f"cache.grouping = {grouping!r} is unknown: choose one of {', '.join(GROUPINGS)}"
+        )
+    all_heads = tuple(range(num_kv_heads))
+    heads = [(head,) for head in all_heads] if grouping == "head" else [all_heads]
+    groups: list[Group] = []
+    layer_sets: list[LayerSet] = []
+    for index, layers in enumerate(_layer_parts(grouping, num_layers)):
+        first = len(groups)
+        groups += [Group(first + at, layers, part) for at, part in enumerate(heads)]
+        layer_sets.append(LayerSet(index, layers, tuple(range(first, len(groups)))))
+    return Geometry(tuple(groups), tuple(layer_sets), num_layers, num_kv_heads, head_dim)
+
+
+def _layer_parts(grouping: str, num_layers: int) -> list[tuple[int, ...]]:
     layers = tuple(range(num_layers))
     if grouping == "model":
-        parts = [layers]
-    elif grouping == "halves":
+        return [layers]
+    if grouping == "halves":
         middle = max(1, num_layers // 2)
-        parts = [part for part in (layers[:middle], layers[middle:]) if part]
-    else:
-        raise SettingError(f"cache.grouping = {grouping!r} is unknown: choose model or halves")
-    groups = tuple(Group(index, part, heads) for index, part in enumerate(parts))
-    layer_sets = tuple(LayerSet(group.index, group.layers, (group.index,)) for group in groups)
-    return Geometry(groups, layer_sets, num_layers, num_kv_heads, head_dim)
+        return [part for part in (layers[:middle], layers[middle:]) if part]
+    return [(layer,) for layer in layers]
 
 
 def fitting_pages(specs: Sequence[PageSpec], slab_bytes: int, num_slabs: int) -> int:

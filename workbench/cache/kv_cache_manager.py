@@ -1,6 +1,6 @@
 """Maps each request to its blocks; `free(request)` is the only way out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from kvkernels.layout import PageSpec
@@ -104,7 +104,7 @@ class KVCacheManager:
         hit_blocks = [block for row in hit.rows for block in row.blocks]
         num_slots = hit.num_tokens + num_new_tokens
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
-        needs = self._needs(wanted + reserve_pages)
+        needs = self._needs([wanted + reserve_pages] * len(self.classes))
         for cls in needs:
             needs[cls] += watermark_blocks
         if not self.pool.can_allocate(needs, hit_blocks):
@@ -117,7 +117,7 @@ class KVCacheManager:
             self.pool.touch(block)
         blocks.begin_with(hit.rows, self.block_size)
         self.requests[request.request_id] = blocks
-        self._append_pages(request, blocks, pages)
+        self._append_pages(request, blocks, [pages] * len(self.classes))
         blocks.number_pages(hit.num_tokens, self.block_size)
         return True
 
@@ -126,6 +126,7 @@ class KVCacheManager:
         request: Request,
         rows: list[Row | None],
         *,
+        num_pages: np.ndarray,
         stored_len: np.ndarray,
         page_pos: np.ndarray,
         lineage: str,
@@ -133,22 +134,24 @@ class KVCacheManager:
     ) -> bool:
         """Tables of a swapped request: shared rows again, fresh pages where `rows` is None.
 
-        The caller then writes the fresh pages' bytes. False changes nothing.
+        `num_pages` int [num_groups]: a group that evicted more has fewer pages than `rows`. The
+        caller then writes the fresh pages' bytes. False changes nothing.
         """
-        fresh = sum(row is None for row in rows)
+        is_fresh = np.array([row is None for row in rows], bool)
+        fresh = [int(is_fresh[:count].sum()) for count in num_pages]
         shared = [block for row in rows if row is not None for block in row.blocks]
         if not self.pool.can_allocate(self._needs(fresh), shared):
             return False
         blocks = self._new_blocks(lineage)
         for block in shared:
             self.pool.touch(block)
-        for group, cls in enumerate(self.classes):
-            taken = iter(self.pool.allocate(cls, fresh))
-            for page, row in enumerate(rows):
-                block = next(taken) if row is None else row.blocks[group]
+        taken = self.pool.allocate(list(zip(self.classes, fresh, strict=True)))
+        for group, mine in enumerate(map(iter, taken)):
+            for page, row in enumerate(rows[: num_pages[group]]):
+                block = next(mine) if row is None else row.blocks[group]
                 blocks.table[group, page] = block
                 self.pool.owner[block] = request.owner
-        blocks.num_pages[:] = len(rows)
+        blocks.num_pages[:] = num_pages
         blocks.stored_len[:] = stored_len
         blocks.page_pos[:, : len(rows)] = page_pos
         blocks.hashing = hashing
@@ -158,10 +161,11 @@ class KVCacheManager:
         return True
 
     def parts(self, blocks: tuple[int, ...]) -> list[tuple[int, PageSpec]]:
-        """(byte offset, spec) of each page of a row, for the page store."""
+        """(byte offset, spec) of each page of a row, for the page store; -1 is no page."""
         return [
             (int(self.pool.offset[block]), self.pool.classes[cls])
             for block, cls in zip(blocks, self.classes, strict=True)
+            if block >= 0
         ]
 
     def _admit_contiguous(self, request: Request, blocks: RequestBlocks, num_slots: int) -> bool:
@@ -181,21 +185,27 @@ class KVCacheManager:
         """Pages for more tokens of a running request; False changes nothing."""
         blocks = self.requests[request.request_id]
         pages = -(-(blocks.stored_len + num_new_tokens) // self.block_size) - blocks.num_pages
-        count = int(pages.max(initial=0))
-        if count <= 0:
+        counts = np.maximum(pages, 0)
+        if not counts.any():
             return True
-        if not self.pool.can_allocate(self._needs(count)):
+        if not self.pool.can_allocate(self._needs(counts)):
             return False
-        self._append_pages(request, blocks, count)
+        self._append_pages(request, blocks, counts)
         blocks.number_pages(request.num_computed_tokens, self.block_size)
         return True
 
-    def _needs(self, pages: int) -> dict[int, int]:
-        return {cls: pages * self.classes.count(cls) for cls in self.classes}
+    def _needs(self, pages: Sequence[int] | np.ndarray) -> dict[int, int]:
+        """Pages of each class, from the pages of each group."""
+        needs = dict.fromkeys(self.classes, 0)
+        for cls, count in zip(self.classes, pages, strict=True):
+            needs[cls] += int(count)
+        return needs
 
-    def _append_pages(self, request: Request, blocks: RequestBlocks, count: int) -> None:
-        for group, cls in enumerate(self.classes):
-            taken = self.pool.allocate(cls, count)
+    def _append_pages(
+        self, request: Request, blocks: RequestBlocks, counts: Sequence[int] | np.ndarray
+    ) -> None:
+        wanted = [(cls, int(count)) for cls, count in zip(self.classes, counts, strict=True)]
+        for group, taken in enumerate(self.pool.allocate(wanted)):
             blocks.append(group, taken)
             self.pool.owner[taken] = request.owner
 
@@ -208,8 +218,7 @@ class KVCacheManager:
         """Slots of `num_tokens` more tokens have been written."""
         blocks = self.requests[request.request_id]
         blocks.stored_len += num_tokens
-        for group in range(len(self.classes)):
-            self.pool.last_used[blocks.blocks(group)] = self.pool.step
+        self.pool.last_used[blocks.all_blocks()] = self.pool.step
 
     def publish(self, request: Request, num_computed_tokens: int) -> int:
         """Offer full blocks to the index; returns how many became visible."""
@@ -277,12 +286,12 @@ class KVCacheManager:
         Returns int64 [num_groups, R, P], -1 = padding; pages reserved beyond are left out.
         """
         used = -(-kv_lens // self.block_size)
-        out = np.full((len(groups), len(requests), int(used.max())), -1, np.int64)
+        width, chosen = int(used.max()), list(groups)
+        out = np.empty((len(groups), len(requests), width), np.int64)
         for row, request in enumerate(requests):
             table = self.requests[request.request_id].table
-            for at, group in enumerate(groups):
-                count = used[at, row]
-                out[at, row, :count] = self.pool.offset[table[group, :count]]
+            out[:, row] = self.pool.offset[table[chosen, :width]]
+        out[np.arange(width) >= used[..., None]] = -1
         return out
 
     def stored_lens(self, requests: list[Request], groups: tuple[int, ...]) -> np.ndarray:

@@ -32,6 +32,17 @@ class RequestBlocks:
         """Block ids of a group, in logical order."""
         return self.table[group, : self.num_pages[group]]
 
+    def all_blocks(self) -> np.ndarray:
+        """Block ids of all groups, group by group."""
+        return self.table[np.arange(self.table.shape[1]) < self.num_pages[:, None]]
+
+    def row_at(self, page: int) -> tuple[int, ...]:
+        """Block of each group at a page index; -1 where a group has fewer pages."""
+        return tuple(
+            int(block) if page < count else -1
+            for block, count in zip(self.table[:, page], self.num_pages, strict=True)
+        )
+
     def begin_with(self, rows: Sequence[Row], block_size: int) -> None:
         """Start an empty table with full rows that are shared with others."""
         for group in range(len(self.table)):

@@ -115,6 +115,7 @@ class Engine:
         self.config = config
         del self.stack, self.fetcher, self.scheduler.manager, self.scheduler.fetcher
         self.stack = self._build_stack(config)
+        self.retainer.restart()
         self._bind()
 
     def _bind(self) -> None:

@@ -214,7 +214,7 @@ def _allocate(pool: BlockPool, classes: list[int], copies: list[_Copies]) -> lis
     places = []
     for cls, copy in zip(classes, copies, strict=True):
         run = take_run(pool, cls, len(copy.blocks)) if copy.blocks else []
-        new = run if run is not None else pool.allocate(cls, len(copy.blocks))
+        new = run if run is not None else pool.allocate([(cls, len(copy.blocks))])[0]
         places.append(dict(zip(copy.blocks, new, strict=True)))
     return places
 

@@ -29,8 +29,13 @@ class Retainer:
         """Begin to observe a request."""
         config = self._engine.config
         self.observers[request.request_id] = MassObserver(
-            config.model.max_model_len + config.cache.block_size
+            len(self._engine.stack.specs), config.model.max_model_len + config.cache.block_size
         )
+
+    def restart(self) -> None:
+        """The cache was laid out anew and holds nothing: observe all requests from the start."""
+        for request in self._engine.requests.values():
+            self.add(request)
 
     def wants_mass(self, step: int) -> bool:
         """Whether the kernels should return attention mass at this step."""
@@ -46,25 +51,28 @@ class Retainer:
         observer.forget_evictions()
         blocks = self._engine.stack.manager.requests[request.request_id]
         size = self._engine.stack.manager.block_size
-        gone = np.ones(request.num_computed_tokens, bool)
-        for first in blocks.page_pos[0, : blocks.num_pages[0]]:
-            gone[first : first + size] = False
-        observer.evicted[: len(gone)] = gone
+        stored = np.zeros((len(blocks.table), request.num_computed_tokens + size), bool)
+        for group, count in enumerate(blocks.num_pages):
+            tokens = blocks.page_pos[group, :count, None] + np.arange(size)
+            stored[group, tokens[tokens < stored.shape[1]]] = True
+        observer.restore(stored[:, : request.num_computed_tokens])
 
     def observe(self, batch: ForwardBatch, mass: np.ndarray) -> None:
-        """Add a step's mass, float [R, T] by stored slot, before the step is committed."""
+        """Add a step's mass, float [R, num_groups, T] by slot, before the step is committed."""
         pool, manager = self._engine.stack.pool, self._engine.stack.manager
         size = manager.block_size
         for row, request in enumerate(batch.requests):
             blocks = manager.requests[request.request_id]
             count = int(batch.q_lens[row])
-            stored = int(blocks.stored_len[0]) + count
+            stored = blocks.stored_len + count
             pages = -(-stored // size)
-            first = blocks.page_pos[0, :pages]
-            positions = (first[:, None] + np.arange(size)).ravel()[:stored]
+            first = blocks.page_pos[:, : int(pages.max())]
+            positions = (first[..., None] + np.arange(size)).reshape(len(first), -1)
             observer = self.observers[request.request_id]
-            observer.observe(positions, mass[row, :stored], count)
-            pool.mass[blocks.table[0, :pages]] = observer.page_rates(first, size)
+            observer.observe(positions, stored, mass[row, :, : positions.shape[1]], count)
+            held = np.arange(first.shape[1]) < pages[:, None]
+            rates = observer.page_rates(first, size)
+            pool.mass[blocks.table[:, : first.shape[1]][held]] = rates[held]
 
     def retain(self, request: Request) -> None:
         """Evict what the policy chooses from a running request."""
@@ -75,16 +83,21 @@ class Retainer:
         size = manager.block_size
         observer = self.observers[request.request_id]
         blocks = manager.requests[request.request_id]
+        full = blocks.stored_len // size
+        first = blocks.page_pos[:, : int(full.max())]
+        rates = observer.page_rates(first, size)
         freed = dropped = 0
-        for group in range(len(manager.classes)):
-            stored = int(blocks.stored_len[group])
-            first = blocks.page_pos[group, : stored // size]
+        for group, count in enumerate(full):
             pages = StoredPages(
-                first, observer.page_rates(first, size), stored, request.num_computed_tokens, size
+                first[group, :count],
+                rates[group, :count],
+                int(blocks.stored_len[group]),
+                request.num_computed_tokens,
+                size,
             )
             chosen = self.policy.choose(pages, settings)
             if chosen:
-                observer.mark_evicted(first[chosen], size)
+                observer.mark_evicted(group, first[group, chosen], size)
                 dropped = max(dropped, len(chosen) * size)
                 freed += manager.evict_pages(request, group, chosen)
         if dropped:

@@ -82,11 +82,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch, *, mass: bool) -> tuple[Tensor, Tensor | None]:
-        """(logits fp32 [M, vocab], mass fp32 [R, T] averaged over layers and heads, or None)."""
+        """(logits fp32 [M, vocab], mass or None).
+
+        mass: fp32 [R, num_groups, T] by stored slot, averaged over a group's layers and heads.
+        """
         started = self.clock.now_s()
         self.timing = StepTiming()
         plans = self._plans(batch)
-        masses: list[Tensor] = []
+        masses: list[list[Tensor]] = [[] for _ in self.geometry.layer_sets]
         kernels, store = self.store.kernels, self.store
         manager = self.manager
 
@@ -106,8 +109,8 @@ class ModelRunner:
                 state=state,
                 mass="token" if mass else None,
             )
-            if mass and layer_set.index == 0:
-                masses.append(result.mass.sum(1))  # [R, Hkv, T] -> [R, T]
+            if mass:
+                masses[layer_set.index].append(result.mass)  # [R, Hkv, T]
             self.timing.attention_s += self.clock.now_s() - begun
             return result.out  # type: ignore[no-any-return]
 
@@ -119,10 +122,20 @@ class ModelRunner:
             torch.from_numpy(batch.logit_rows).to(device),
         )
         self.timing.forward_s = self.clock.now_s() - started
-        if not masses:
-            return logits, None
-        heads = self.decoder.arch.num_heads
-        return logits, torch.stack(masses).sum(0).cpu() / (len(masses) * heads)
+        return logits, self._join_mass(masses) if mass else None
+
+    def _join_mass(self, masses: list[list[Tensor]]) -> Tensor:
+        """Mass of each group, [R, num_groups, T], from [R, Hkv, T] of each layer."""
+        arch, groups = self.decoder.arch, len(self.geometry.groups)
+        width = max(part.shape[-1] for parts in masses for part in parts)
+        joined = torch.zeros(masses[0][0].shape[0], groups, width)
+        share = arch.num_heads // arch.num_kv_heads
+        for layer_set, parts in zip(self.geometry.layer_sets, masses, strict=True):
+            total = torch.stack(parts).sum(0).cpu()  # [R, Hkv, T]
+            by_group = total.unflatten(1, (len(layer_set.groups), -1))
+            heads = by_group.shape[2] * share * len(parts)
+            joined[:, list(layer_set.groups), : total.shape[-1]] = by_group.sum(2) / heads
+        return joined
 
     def _plans(self, batch: ForwardBatch) -> dict[int, object]:
         """One flat index for each layer set, shared by all its layers."""

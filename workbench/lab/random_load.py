@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.config import EngineConfig, replace_settings
+from workbench.config import GROUPINGS, EngineConfig, replace_settings
 from workbench.engine.engine import Engine
 from workbench.errors import CapacityError, RequestError, TierError
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus, SamplingParams
@@ -62,7 +62,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         for path, values in {
             "cache.hbm_budget_mib": (0.1, 0.125, 0.2),
             "cache.block_size": (4, 4, 8),
-            "cache.grouping": ("model", "halves"),
+            "cache.grouping": GROUPINGS,
             "cache.allocation": ("paged", "paged", "paged", "paged", "contiguous"),
             "cache.mode": ("on", "on", "on", "on", "off"),
             "model.max_model_len": (256, 512),

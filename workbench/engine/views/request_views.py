@@ -104,7 +104,7 @@ def text_view(engine: "Engine", request: Request, limit: int) -> TextView:
         start=start,
         pieces=stream.pieces[start:],
         mass=mass.astype(int).tolist(),
-        evicted=observer.evicted[start : request.num_tokens].astype(int).tolist(),
+        evicted=(observer.evicted_share(start, request.num_tokens) == 1).astype(int).tolist(),
         num_prompt_tokens=request.num_prompt_tokens,
     )
 

@@ -4,55 +4,70 @@ import numpy as np
 
 
 class MassObserver:
-    """Sums by original token position, so that eviction moves nothing.
+    """Sums by group and original token position, so that eviction moves nothing.
 
-    `mass`: attention a token received, averaged over layers and query heads. `seen`: queries that
-    could see it while mass was observed.
+    `mass` float [num_groups, tokens]: attention a token received, averaged over a group's layers
+    and query heads. `seen`: queries that could see it while mass was observed.
     """
 
-    def __init__(self, max_tokens: int) -> None:
-        self.mass = np.zeros(max_tokens, np.float64)
-        self.seen = np.zeros(max_tokens, np.int64)
-        self.evicted = np.zeros(max_tokens, bool)
+    def __init__(self, num_groups: int, max_tokens: int) -> None:
+        self.mass = np.zeros((num_groups, max_tokens), np.float32)
+        self.seen = np.zeros((num_groups, max_tokens), np.int32)
+        self.evicted = np.zeros((num_groups, max_tokens), bool)
         self.num_observed = 0
-        self._kept = 1.0
+        self._kept = np.ones(num_groups)
 
-    def observe(self, positions: np.ndarray, mass: np.ndarray, num_queries: int) -> None:
-        """Add one step: `positions` int [T] of the stored slots, `mass` float [T] summed over
-        `num_queries` query rows; the last slots are those queries' own tokens."""
-        self.mass[positions] += mass
-        could_see = np.full(len(positions), num_queries, np.int64)
-        could_see[len(positions) - num_queries :] = np.arange(num_queries, 0, -1)
-        self.seen[positions] += could_see
+    def observe(
+        self, positions: np.ndarray, stored: np.ndarray, mass: np.ndarray, num_queries: int
+    ) -> None:
+        """Add one step of `num_queries` query rows.
+
+        positions: int [num_groups, T] of the stored slots; stored: int [num_groups] how many are
+        real, the last of them those queries' own tokens; mass: float [num_groups, T] summed over
+        the queries.
+        """
+        slot = np.arange(positions.shape[1])
+        group, at = np.nonzero(slot < stored[:, None])
+        where = group, positions[group, at]
+        self.mass[where] += mass[group, at]
+        self.seen[where] += np.minimum(num_queries, stored[group] - at).astype(np.int32)
         self.num_observed += num_queries
 
     def rate(self, start: int, stop: int) -> np.ndarray:
-        """Mass per query that could see the token, float [stop - start]."""
-        seen = np.maximum(self.seen[start:stop], 1)
-        rates: np.ndarray = self.mass[start:stop] / seen
+        """Mass per query that could see the token, mean over the groups, float [stop - start]."""
+        seen = np.maximum(self.seen[:, start:stop], 1)
+        rates: np.ndarray = (self.mass[:, start:stop] / seen).mean(axis=0)
         return rates
 
     def page_rates(self, first_token: np.ndarray, block_size: int) -> np.ndarray:
-        """Mean rate over each page's tokens, float [n]."""
-        tokens = first_token[:, None] + np.arange(block_size)
-        seen = np.maximum(self.seen[tokens], 1)
-        rates: np.ndarray = (self.mass[tokens] / seen).mean(axis=1)
+        """Mean rate over each page's tokens, float [num_groups, n] like `first_token`."""
+        tokens = first_token[..., None] + np.arange(block_size)  # [num_groups, n, block_size]
+        group = np.arange(len(first_token))[:, None, None]
+        seen = np.maximum(self.seen[group, tokens], 1)
+        rates: np.ndarray = (self.mass[group, tokens] / seen).mean(axis=-1)
         return rates
 
-    def mark_evicted(self, first_tokens: np.ndarray, block_size: int) -> None:
-        """The tokens of these pages are no longer stored."""
+    def mark_evicted(self, group: int, first_tokens: np.ndarray, block_size: int) -> None:
+        """The tokens of these pages are no longer stored in a group."""
         tokens = (first_tokens[:, None] + np.arange(block_size)).ravel()
-        gone = tokens[~self.evicted[tokens]]
-        rates = np.where(self.evicted, 0.0, self.mass / np.maximum(self.seen, 1))
+        evicted = self.evicted[group]
+        gone = tokens[~evicted[tokens]]
+        seen = np.maximum(self.seen[group], 1)
+        rates = np.where(evicted, 0.0, self.mass[group] / seen)
         total = float(rates.sum())
         if total > 0:
-            self._kept *= 1.0 - float(rates[gone].sum()) / total
-        self.evicted[gone] = True
+            self._kept[group] *= 1.0 - float(rates[gone].sum()) / total
+        evicted[gone] = True
+
+    def restore(self, stored: np.ndarray) -> None:
+        """Only the tokens `stored` bool [num_groups, n] of the first n are in the cache again."""
+        self.evicted[:] = False
+        self.evicted[:, : stored.shape[1]] = ~stored
 
     def forget_evictions(self) -> None:
         """Everything is stored again (recomputation after a preemption)."""
         self.evicted[:] = False
-        self._kept = 1.0
+        self._kept[:] = 1.0
 
     def kept_share(self) -> float | None:
         """Share of the attention mass that evictions left; None before anything was observed.
@@ -60,9 +75,14 @@ class MassObserver:
         Each eviction is weighed at its moment, among what was stored then: later rates of an
         evicted token are unknown, and its early ones are too high (few tokens shared the mass).
         """
-        return self._kept if self.num_observed else None
+        return float(self._kept.mean()) if self.num_observed else None
+
+    def evicted_share(self, start: int, stop: int) -> np.ndarray:
+        """Share of the groups that no longer store each token, float [stop - start]."""
+        share: np.ndarray = self.evicted[:, start:stop].mean(axis=0)
+        return share
 
     @property
     def num_evicted(self) -> int:
-        """Tokens evicted so far."""
-        return int(self.evicted.sum())
+        """Tokens that no group stores any more."""
+        return int(self.evicted.all(axis=0).sum())

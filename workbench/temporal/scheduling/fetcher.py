@@ -254,8 +254,8 @@ class Fetcher:
         """Copy loaded pages into the request's blocks from page `first` on."""
         blocks = self.manager.requests[request.request_id]
         for at, page in enumerate(pages):
-            ids = tuple(int(block) for block in blocks.table[:, first + at])
-            self.manager.pool.moved_step[list(ids)] = self.manager.pool.step
+            ids = blocks.row_at(first + at)
+            self.manager.pool.moved_step[[i for i in ids if i >= 0]] = self.manager.pool.step
             self.store.write_row(self.manager.parts(ids), page)
 
     # ---- the way out

@@ -17,6 +17,7 @@ class SwapRecord:
     """Where the pages of a preempted request went: a key each, in logical order."""
 
     keys: list[TierKey]
+    num_pages: np.ndarray
     stored_len: np.ndarray
     page_pos: np.ndarray
     lineage: str
@@ -43,13 +44,18 @@ class SwapSpace:
         if blocks is None or self.manager.contiguous:
             return 0
         pool = self.manager.pool
-        num_pages = self.manager.num_pages_for(int(blocks.stored_len[0]))
+        used = -(-blocks.stored_len // self.manager.block_size)
+        num_pages = int(used.max(initial=0))
         keys: list[TierKey] = []
         moved = 0
         for page in range(num_pages):
-            ids = tuple(int(block) for block in blocks.table[:, page])
-            row = pool.row_of[ids[0]]
-            if row is not None and any(pool.ref_cnt[block] > 1 for block in ids):
+            ids = tuple(
+                block if page < count else -1
+                for block, count in zip(blocks.row_at(page), used, strict=True)
+            )
+            row = pool.row_of[ids[0]] if ids[0] >= 0 else None
+            # after evictions the groups' pages no longer line up, and no row is theirs as a whole
+            if row is not None and row.blocks == ids and any(pool.ref_cnt[i] > 1 for i in ids):
                 keys.append(row.key)
                 continue
             key = PrivateKey(request.request_id, request.num_preemptions, 0, page)
@@ -61,6 +67,7 @@ class SwapSpace:
             moved += 1
         self._records[request.request_id] = SwapRecord(
             keys,
+            used,
             blocks.stored_len.copy(),
             blocks.page_pos[:, :num_pages].copy(),
             blocks.lineage,
@@ -86,6 +93,7 @@ class SwapSpace:
         admitted = self.manager.restore(
             request,
             rows,
+            num_pages=record.num_pages,
             stored_len=record.stored_len,
             page_pos=record.page_pos,
             lineage=record.lineage,
