@@ -8,7 +8,7 @@ A slab belongs to one page class and returns when its last page is empty. A bloc
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from kvkernels.layout import PageSpec
@@ -60,7 +60,6 @@ class BlockPool:
         self._slab_used = np.zeros(num_slabs, np.int32)  # pages referenced or cached
         self._slab_live = np.zeros(num_slabs, np.int32)  # pages referenced
         self._unassigned = list(range(num_slabs - 1, -1, -1))
-        self._promised: dict[int, int] = {}  # class -> blocks that may be taken now
 
     # ---- classes and slabs
 
@@ -124,26 +123,35 @@ class BlockPool:
     def can_allocate(self, needs: dict[int, int], revived: Iterable[int] = ()) -> bool:
         """Whether `needs` (class -> blocks) fit while `revived` cached blocks are kept.
 
-        Revived blocks sit in the free lists and must not be counted twice (vLLM #11562). A yes is a
-        promise: what is taken for one class leaves the slabs that another one needs.
+        Revived blocks sit in the free lists and must not be counted twice (vLLM #11562).
         """
         kept = Counter(self.page_class(block) for block in revived if self.ref_cnt[block] == 0)
         slabs = len(self._unassigned)
         if len(needs) == 1 and not kept.keys() - needs.keys():
             slabs += len(self._reclaimable(next(iter(needs))))
         wanted = {cls: need + kept[cls] for cls, need in needs.items()}
-        fits = slabs >= self._slabs_missing(wanted)
-        self._promised = dict(needs) if fits else {}
-        return fits
+        return slabs >= self._slabs_missing(wanted)
 
     def _slabs_missing(self, needs: dict[int, int]) -> int:
         """Slabs that `needs` take besides what the free lists of their classes hold."""
         missing = {cls: max(0, need - self._lists.lengths[cls]) for cls, need in needs.items()}
         return sum(-(-blocks // self.pages_per_slab(cls)) for cls, blocks in missing.items())
 
-    def allocate(self, cls: int, count: int) -> list[int]:
-        """Take blocks with one reference each; the caller has asked `can_allocate`."""
-        return [self._take_next(cls) for _ in range(count)]
+    def allocate(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Take `count` blocks for each (class, count), with one reference each.
+
+        The caller has asked `can_allocate`. What is promised to the pairs behind is left to them:
+        a class with cached blocks of its own does not take the last slab another one needs.
+        """
+        behind: dict[int, int] = {}
+        for cls, count in wanted:
+            behind[cls] = behind.get(cls, 0) + count
+        taken = []
+        for cls, count in wanted:
+            behind[cls] -= count
+            others = {other: left for other, left in behind.items() if left and other != cls}
+            taken.append([self._take_next(cls, others) for _ in range(count)])
+        return taken
 
     def take(self, cls: int, block: int) -> int:
         """Take this very block, which holds nothing, with one reference; returns it."""
@@ -151,12 +159,10 @@ class BlockPool:
             self._assign_slab(block // self.stride, cls)
         return self._take_linked(cls, block)
 
-    def _take_next(self, cls: int) -> int:
-        self._promised[cls] = self._promised.get(cls, 0) - 1
+    def _take_next(self, cls: int, behind: dict[int, int]) -> int:
         block = self._lists.first(cls)
         if block is None or self.cached[block]:
-            others = {other: need for other, need in self._promised.items() if other != cls}
-            if len(self._unassigned) > self._slabs_missing(others):
+            if len(self._unassigned) > self._slabs_missing(behind):
                 self._assign_slab(self._unassigned[-1], cls)
             elif block is None:
                 self._reclaim_slab(cls)
