@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import streamlit as st
 
-from app.components.live_view import live_view, read_command
+from app.components.live_view import live_view, read_commands
 from app.panels.act import attempt, redo, undo
-from app.panels.page import Page, current_page
+from app.panels.page import Page, current_page, tab_state
 from app.panels.present import ACTS, go_to
 from app.panels.requests import abort_request, set_shadow
 from app.panels.terms import NOTEBOOK_URL
@@ -53,6 +53,7 @@ def picture_data(page: Page, part: str) -> dict[str, Any]:
         "can_undo": history.can_undo,
         "can_redo": history.can_redo,
         "present": bool(state.present_act),
+        "done": list(state.done),
         "live_url": LIVE_URL,
         "workload": FIRST_WORKLOAD,
     }
@@ -86,16 +87,17 @@ def selected_block(page: Page) -> dict[str, Any] | None:
 
 
 def on_command(key: str) -> None:
-    """Callback of every part: run one command of the picture."""
-    command = read_command(key)
-    if not command:
-        return
-    page = current_page()
-    if command.get("tab"):
-        page.state.tab = str(command["tab"])
-        page = current_page()
-    name = str(command.get("name", ""))
-    run_command(page, name, command)
+    """Callback of every part: run the commands of the picture that were not run yet, in order."""
+    state = tab_state()
+    state.acted = True  # also if all were run: this run is not the browser's Back
+    for command in read_commands(key):
+        nonce = str(command.get("nonce", ""))
+        if nonce in state.done:
+            continue
+        state.done.append(nonce)
+        if command.get("tab"):
+            state.tab = str(command["tab"])
+        run_command(current_page(), str(command.get("name", "")), command)
 
 
 def run_command(page: Page, name: str, command: dict[str, Any]) -> None:

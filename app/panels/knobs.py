@@ -94,6 +94,7 @@ def discard_pending() -> None:
 def knob_changed(path: str) -> None:
     """Callback of every knob: hot settings apply at once, the others wait for *Apply*."""
     page = current_page()
+    # Of the newest widget: the browser repeats the value of one that was replaced meanwhile.
     value = _from_widget(path, held(knob_key(path, page.state.epochs[path])))
     page.state.shown[path] = value
     current = get_setting(page.engine.history.config, path)

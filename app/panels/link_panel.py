@@ -58,13 +58,20 @@ def write_address(page: Page) -> None:
 def show_offer(page: Page) -> None:
     """A link's changes with *Apply* and *Keep*, and one sentence about what was not understood."""
     state, texts = page.state, page.texts
-    if state.offer_error:
-        st.warning(
-            escape(sentence(texts("state.link_unknown", error=state.offer_error))),
-            icon=":material/link_off:",
-        )
-    if not state.offer:
+    if not state.offer and not state.offer_error:
         return
+    with st.container(key="offer_bar", gap="xsmall"):
+        if state.offer_error:
+            st.warning(
+                escape(sentence(texts("state.link_unknown", error=state.offer_error))),
+                icon=":material/link_off:",
+            )
+        if state.offer:
+            _show_changes(page)
+
+
+def _show_changes(page: Page) -> None:
+    state, texts = page.state, page.texts
     what = ", ".join(change_text(texts, path, value) for path, value in state.offer.items())
     count = len(state.offer)
     with st.container(horizontal=True, vertical_alignment="center", key="offer"):

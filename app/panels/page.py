@@ -1,5 +1,6 @@
 """What one run of the page works with: texts, client, shared history, and this tab's own state."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class TabState:
     url: dict[str, str] | None = None  # the settings this tab last wrote to its address
     offer: dict[str, Any] = field(default_factory=dict)
     offer_error: str = ""
+    done: deque[str] = field(default_factory=lambda: deque(maxlen=64))  # commands that were run
     acted: bool = False  # a control was used in this run
     upload_report: list[str] = field(default_factory=list)
 

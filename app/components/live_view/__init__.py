@@ -2,7 +2,7 @@
 
 Python gives each part its data and receives one trigger, `command`; frames never pass through a
 rerun. The same module serves the notebook (`widget.py`) and the offline replay file. Streamlit is
-imported only when `live_view` or `read_command` is, so that a notebook does without it.
+imported only when `live_view` or `read_commands` is, so that a notebook does without it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from .bundle import default_text, module_source
 
 if TYPE_CHECKING:
-    from .component import PARTS, live_view, read_command
+    from .component import PARTS, live_view, read_commands
 
-__all__ = ["PARTS", "default_text", "live_view", "module_source", "read_command"]
+__all__ = ["PARTS", "default_text", "live_view", "module_source", "read_commands"]
 
 
 def __getattr__(name: str) -> Any:
     """The names of `component.py`, loaded at first use."""
-    if name in ("PARTS", "live_view", "read_command"):
+    if name in ("PARTS", "live_view", "read_commands"):
         from . import component
 
         return getattr(component, name)

@@ -24,8 +24,9 @@ def live_view(
     `part`: strip, stage or side. `data`: text, lang, is_driver, num_viewers, selected,
     selected_request, block, pages, marks, can_undo, can_redo, present, live_url; `text` may be left
     out (English) and `langs` lists what the language button offers. `on_command` runs first, as
-    Streamlit's callbacks do; it reads the command with `read_command(key)`. A command is
-    {"name", "nonce", "tab", ...}. Raises ValueError for an unknown part.
+    Streamlit's callbacks do; it reads the commands with `read_commands(key)`. A command is
+    {"name", "nonce", "tab", ...}; `done`, the nonces of those that were run, keeps one that came
+    while the server was busy from being lost. Raises ValueError for an unknown part.
     """
     if part not in PARTS:
         raise ValueError(f"part = {part!r} is unknown: choose one of {', '.join(PARTS)}")
@@ -37,7 +38,11 @@ def live_view(
     return command
 
 
-def read_command(key: str) -> dict[str, Any] | None:
-    """The command of the part mounted under `key`, for use inside its callback."""
+def read_commands(key: str) -> list[dict[str, Any]]:
+    """The commands of the part mounted under `key`, oldest first, for use inside its callback.
+
+    Before the newest come those that may have been lost; some of them may have been run already.
+    """
     state = st.session_state.to_dict().get(key)  # does not end the callback, as reading [key] may
-    return state.get("command") if state else None
+    command = state.get("command") if state else None
+    return [*command.get("earlier", []), command] if command else []

@@ -12,14 +12,14 @@ import { readTheme, watchTheme } from "./theme.js";
 import { makeWords } from "./words.js";
 
 const PARTS = { strip: Strip, stage: Stage, side: Side };
-const SELECT_WAIT_MS = 150;
+const SELECT_WAIT_MS = 150, CARRIED_MS = 5000;
 
 // Mounts `part` into `root` (element or shadow root). `frameSource`: a Store. `data`: see the
 // Python wrapper. `onCommand({name, nonce, tab, ...})` receives what the user asks for.
 // Returns {update(data, onCommand), destroy()}.
 export function mount(root, { part, frameSource, data, onCommand }) {
   const store = frameSource;
-  const state = { data: data ?? {}, onCommand: onCommand ?? (() => {}), theme: null, seen: "", timer: 0 };
+  const state = { data: data ?? {}, onCommand: onCommand ?? (() => {}), theme: null, seen: "", timer: 0, sent: [] };
   const words = makeWords(state.data.text ?? {});
   const host = h("div", `kvw kvw-${part}`);
   const style = h("style");
@@ -64,11 +64,11 @@ function shadowOf(root) {
 }
 
 function makeContext(store, state, words, host) {
-  let nonce = 0;
   const send = (name, args = {}) => {
-    const command = { name, nonce: `${store.tab}-${Date.now()}-${nonce++}`, tab: store.tab, ...args };
+    store.numSent = (store.numSent ?? 0) + 1;
+    const command = { name, nonce: `${store.tab}-${Date.now()}-${store.numSent}`, tab: store.tab, ...args };
     if (store.command) store.command(command);
-    else state.onCommand(command);
+    else state.onCommand(withEarlier(state, command));
   };
   return {
     store, words, send, host,
@@ -80,6 +80,17 @@ function makeContext(store, state, words, host) {
     select: (tier, cell) => selectBlock(store, state, send, tier, cell),
     selectRequest: (id) => selectRequest(store, send, id),
   };
+}
+
+// While a run of the page is under way the server keeps one command a part, the newest. So each
+// carries, as `earlier`, those before it that Python has not reported in `done`.
+function withEarlier(state, command) {
+  const { done } = state.data, now = performance.now();
+  if (!done) return command;
+  state.sent = state.sent.filter((sent) => now - sent.at < CARRIED_MS && !done.includes(sent.command.nonce));
+  const earlier = state.sent.map((sent) => sent.command);
+  state.sent.push({ at: now, command });
+  return earlier.length ? { ...command, earlier } : command;
 }
 
 function isDriver(store, data) {
