@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from kvkernels.api import FormatState, StepTables
-from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+from kvkernels.layout import META_BYTES, PageSpec
 from kvkernels.pages import encode_pages
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class Cache:
     def read_bytes(self) -> int:
         """Bytes of K, V and metadata that attention over all layers has to read."""
         spec = self.spec
-        kinds = FORMATS[spec.k_format].meta + FORMATS[spec.v_format].meta
+        kinds = spec.k_num_meta + spec.v_num_meta
         slot = spec.k_row_bytes + spec.v_row_bytes + kinds * META_BYTES
         return int(self.tables.kv_lens.sum()) * slot * spec.num_kv_heads * spec.num_layers
 

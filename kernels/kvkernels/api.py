@@ -18,22 +18,55 @@ RopeTable = tuple[Tensor, Tensor]  # cos, sin: [max_positions, head_dim / 2] fp3
 class FormatState:
     """Calibration that the pages of one class share and that lies outside the pages.
 
-    `k_scale`, `v_scale`: [num_layers] fp32, used by formats with `shared_scale` (value = code *
-    scale). `saturated`: [1] int64, elements clamped by an encode so far.
+    `k_scale`, `v_scale`: [num_layers] fp32, of formats whose shared scale is one a layer (value =
+    code * scale). `k_head_scale`, `v_head_scale`: [num_layers, heads] fp32, of formats with one a
+    layer and KV head; `heads` are all KV heads that one attend covers, or 1 for all alike.
+    `saturated`: [1] int64, elements clamped by an encode so far.
     """
 
     k_scale: Tensor
     v_scale: Tensor
     saturated: Tensor
+    k_head_scale: Tensor
+    v_head_scale: Tensor
 
     @staticmethod
-    def from_spec(spec: PageSpec, device: torch.device | str = "cpu") -> "FormatState":
+    def from_spec(
+        spec: PageSpec, device: torch.device | str = "cpu", *, num_head_groups: int = 1
+    ) -> "FormatState":
         """Return the neutral calibration: every scale 1, nothing saturated."""
+        heads = num_head_groups * spec.num_kv_heads
+
+        def ones(*shape: int) -> Tensor:
+            return torch.ones(shape, dtype=torch.float32, device=device)
+
+        layers = spec.num_layers
         return FormatState(
-            torch.ones(spec.num_layers, dtype=torch.float32, device=device),
-            torch.ones(spec.num_layers, dtype=torch.float32, device=device),
+            ones(layers),
+            ones(layers),
             torch.zeros(1, dtype=torch.int64, device=device),
+            ones(layers, heads),
+            ones(layers, heads),
         )
+
+    def page_scale(self, spec: PageSpec, plane: str) -> Tensor | float:
+        """The shared scale of a plane, [num_layers, KV heads or 1, 1, 1], or 1.0 without one."""
+        key = plane == "k"
+        shared = (spec.k if key else spec.v).shared
+        if shared == "head":
+            return (self.k_head_scale if key else self.v_head_scale)[:, :, None, None]
+        if shared == "tensor":
+            return (self.k_scale if key else self.v_scale).view(-1, 1, 1, 1)
+        return 1.0
+
+    def head_scale(self, plane: str, layer: int, num_heads: int) -> Tensor:
+        """Scale of each of `num_heads` KV heads, [num_heads]; raises ValueError on other counts."""
+        scale = (self.k_head_scale if plane == "k" else self.v_head_scale)[layer]
+        if scale.numel() not in (1, num_heads):
+            raise ValueError(
+                f"{plane}_head_scale has {scale.numel()} heads, but this step covers {num_heads}"
+            )
+        return scale.expand(num_heads)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,12 @@ from torch import Tensor
 from kvkernels.api import AttentionResult, FormatState, Mass
 from kvkernels.common import rotate
 from kvkernels.decode import FUSED, Factors, FoldedDecode, FusedDecode
+from kvkernels.formats.fp8 import Fp8
 from kvkernels.layout import PageSpec
 from kvkernels.plan import Batch, Plan
 from kvkernels.readers import Operand, Reader
+from kvkernels.tile_reader import TileReader
+from kvkernels.turn import turn_output, turn_query
 
 MAX_SCORES = 1 << 23  # scores held at once while mass is summed
 
@@ -49,6 +52,9 @@ def attend(
     Padding and unwritten slots are never read into a result, whatever bytes they hold.
     """
     tokens, num_heads, dim = q.shape
+    dtype = q.dtype
+    if plan.turned[0]:
+        q = turn_query(q, plan.spec, layer, state, plan.rope)
     call = Call(plan, layer, softmax_scale, state, partial)
     if mass is not None:
         slots = plan.num_pages * plan.spec.block_size
@@ -66,8 +72,10 @@ def attend(
             _place(out, part_out, batch)
             if partial:
                 _place(lse, part_lse, batch)
+    if plan.turned[1]:
+        out = turn_output(out.reshape(q.shape), plan.spec, layer, state)
     return AttentionResult(
-        out.reshape(tokens, num_heads * dim),
+        out.reshape(tokens, num_heads * dim).to(dtype),
         lse.reshape(tokens, num_heads) if partial else None,
         _finish_mass(plan, call.mass, mass) if mass is not None else None,
     )
@@ -89,7 +97,7 @@ def _attend_batch(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[T
     q holds the batch's rows alone where the plan has one batch, else all rows.
     """
     plan = call.plan
-    if batch.num_queries == 1 and plan.rope == "stored":
+    if batch.num_queries == 1 and plan.rope == "stored" and not plan.tiled:
         out, lse = _decode(q if plan.covers_all else _pick(q, batch), arena, call, batch)
         if batch.blind is None:
             return out, lse
@@ -145,13 +153,18 @@ def _mass_adder(call: Call, batch: Batch) -> Callable[[Tensor], None] | None:
     return add
 
 
-def _reader(plan: Plan, batch: Batch, query: torch.dtype) -> Reader:
+def _reader(plan: Plan, batch: Batch, query: torch.dtype) -> Reader | TileReader:
     """Bind a reader to the batch on first use; the layers of the step share it."""
     key = (id(batch), query)
-    reader: Reader | None = plan.readers.get(key)
+    reader: Reader | TileReader | None = plan.readers.get(key)
     if reader is None:
         dtype = _dense_dtype(query, plan.spec, batch.num_queries)
-        reader = Reader(plan.spec, batch, dtype, plan.scratch, plan.timers)
+        if plan.tiled:
+            if batch.num_queries == 1:
+                dtype = torch.float32  # bf16 would round each number once more, for no gain
+            reader = TileReader(plan, batch, dtype)
+        else:
+            reader = Reader(plan.spec, batch, dtype, plan.scratch, plan.timers)
         plan.readers[key] = reader
     return reader
 
@@ -161,10 +174,9 @@ def _dense_dtype(query: torch.dtype, spec: PageSpec, num_queries: int) -> torch.
 
     Both hold fp8 exactly; large bf16 products are faster where the CPU has tiles for them.
     """
-    formats = (spec.k_format, spec.v_format)
-    if query == torch.float32 or "fp32" in formats:
+    if query == torch.float32 or torch.float32 in (spec.k.dtype, spec.v.dtype):
         return torch.float32
-    decodes_fp8 = formats == ("fp8_e4m3", "fp8_e4m3") and num_queries == 1
+    decodes_fp8 = isinstance(spec.k, Fp8) and isinstance(spec.v, Fp8) and num_queries == 1
     return torch.float16 if decodes_fp8 else torch.bfloat16
 
 
@@ -200,7 +212,9 @@ def _values(operand: Operand, batch: Batch) -> Tensor:
     return whole.unflatten(0, (batch.num_rows, -1))
 
 
-def _dense(query: Tensor, reader: Reader, call: Call, batch: Batch) -> tuple[Tensor, Tensor]:
+def _dense(
+    query: Tensor, reader: Reader | TileReader, call: Call, batch: Batch
+) -> tuple[Tensor, Tensor]:
     """Fused attention over dequantised K and V; out [B, h, G, Q, D] and lse [B, h, G, Q]."""
     k, v = _values(reader.key, batch), _values(reader.value, batch)
     table = call.plan.rope_table

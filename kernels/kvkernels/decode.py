@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kvkernels.api import FormatState, Timers
-from kvkernels.layout import FORMATS
 from kvkernels.plan import Batch, Plan
 from kvkernels.readers import Metadata, Plane, bind_planes
 
@@ -24,22 +23,24 @@ TILE_BYTES = 1 << 19  # a thread's product operands of one tile: a quarter of a 
 
 @dataclass(frozen=True)
 class Factors:
-    """Numbers that scale one layer: of the scores, and of the result (fp8)."""
+    """Numbers that scale one layer: of the scores, and of the result."""
 
     score: float
     out: float
 
     @staticmethod
     def of(plan: Plan, layer: int, softmax_scale: float, state: FormatState) -> "Factors":
-        """Join the softmax scale and the shared scales; fp8 codes are read as value / 256."""
-        key, value = (FORMATS[fmt].shared_scale for fmt in (plan.spec.k_format, plan.spec.v_format))
-        if not (key or value):
-            return Factors(softmax_scale, 1.0)
-        k_scales, v_scales = plan.shared_scales(state)
-        return Factors(
-            softmax_scale * k_scales[layer] * 256.0 if key else softmax_scale,
-            v_scales[layer] * 256.0 if value else 1.0,
-        )
+        """Join the softmax scale, the units of codes and the scales shared by a layer."""
+        key, value = plan.spec.k, plan.spec.v
+        score = 1.0 if plan.tiled else key.code_factor
+        out = 1.0 if plan.tiled else value.code_factor
+        if key.shared == "tensor" or value.shared == "tensor":
+            k_scales, v_scales = plan.shared_scales(state)
+            if key.shared == "tensor":
+                score *= k_scales[layer]
+            if value.shared == "tensor":
+                out *= v_scales[layer]
+        return Factors(softmax_scale * score, out)
 
 
 def tiles(count: int, each_bytes: int) -> list[tuple[int, int]]:
@@ -108,7 +109,7 @@ class FoldedDecode:
         self._metadata = Metadata(spec, batch, scratch)
         self._query = scratch.get("query", (count, share, dim), torch.float32)
         self._scores = scratch.get("scores", (count, share, slots), torch.float32)
-        halves = 2 if FORMATS[spec.v_format].bits == 4 else 1
+        halves = spec.v.num_parts
         self._out = scratch.get("out", (halves, count, share, dim // halves), torch.float32)
         self._tail = None
         if batch.tail_bias is not None:

@@ -1,50 +1,25 @@
-"""Bytes of a page: which format, where each layer, plane, head and slot lies. No torch here.
+"""Bytes of a page: where each layer, plane, head and slot lies (what they mean: `formats`).
 
 One page holds `block_size` token slots of one group (layers x KV heads x planes K and V):
 
-    page  | layer 0 | layer 1 | ... | layer L-1 |                         (+ pad to PAGE_ALIGN)
+    page  | layer 0 | layer 1 | ... | layer L-1 |                         (+ pad to LAYER_ALIGN)
     layer | K data [H, S, row] | V data [H, S, row] | K meta [H, M, S] | V meta [H, M, S] | pad
 
-`S` is the block size, `row` the bytes of one head vector, `M` the fp16 numbers kept per token and
-head (0 for plain formats, 1 = scale for int8, 2 = scale and minimum for int4). A layer's bytes are
+`S` is the block size, `row` the bytes of one head vector, `M` the 16-bit numbers kept per token and
+head (0 for plain formats, 1 = scale for int8, 2 = scale and minimum for int4; a format whose groups
+lie otherwise uses the same M * S numbers of a head in its own order). A layer's bytes are
 contiguous, so that a slice (page x layers) can be moved and verified on its own.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvkernels.formats import FORMATS, PageFormat
+
+__all__ = ["FORMATS", "LAYER_ALIGN", "META_BYTES", "PageSpec"]
+
 LAYER_ALIGN = 64  # a layer starts on a cache line, and every typed view stays aligned
 META_BYTES = 2  # fp16
-
-
-@dataclass(frozen=True)
-class FormatInfo:
-    """How one K or V vector is stored.
-
-    `bits` per element; `meta` fp16 numbers per token and head; `shared_scale`: one fp32 scale per
-    layer and plane kept outside the page (a `FormatState`).
-    """
-
-    name: str
-    bits: int
-    meta: int = 0
-    shared_scale: bool = False
-
-
-FORMATS = {
-    info.name: info
-    for info in (
-        FormatInfo("bf16", 16),
-        FormatInfo("fp32", 32),
-        # OCP e4m3fn, largest value 448; out of range saturates and is counted
-        FormatInfo("fp8_e4m3", 8, shared_scale=True),
-        # symmetric, scale = max|x| / 127 per token and head
-        FormatInfo("int8", 8, meta=1),
-        # asymmetric, x = code * scale + minimum, scale = (max - min) / 15 per token and head;
-        # byte i holds dims i (low nibble) and i + D/2 (high nibble)
-        FormatInfo("int4", 4, meta=2),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -65,20 +40,46 @@ class PageSpec:
         for plane, name in (("k_format", self.k_format), ("v_format", self.v_format)):
             if name not in FORMATS:
                 raise ValueError(f"{plane} = {name!r} is unknown: choose one of {list(FORMATS)}")
-            if (self.head_dim * FORMATS[name].bits) % 16:
-                raise ValueError(f"{plane} = {name}: head_dim {self.head_dim} does not pack")
         if min(self.num_layers, self.num_kv_heads, self.head_dim, self.block_size) < 1:
             raise ValueError(f"{self} has an empty dimension")
+        for plane, name, fmt in (
+            ("k_format", self.k_format, self.k),
+            ("v_format", self.v_format, self.v),
+        ):
+            try:
+                fmt.check(self.head_dim, self.block_size)
+            except ValueError as error:
+                raise ValueError(f"{plane} = {name}: {error}") from None
 
-    @property
+    @cached_property
+    def k(self) -> PageFormat:
+        """The format of the K plane."""
+        return FORMATS[self.k_format].key
+
+    @cached_property
+    def v(self) -> PageFormat:
+        """The format of the V plane."""
+        return FORMATS[self.v_format].value
+
+    @cached_property
     def k_row_bytes(self) -> int:
         """Bytes of one token's K vector of one head, without metadata."""
-        return self.head_dim * FORMATS[self.k_format].bits // 8
+        return self.k.row_bytes(self.head_dim)
 
-    @property
+    @cached_property
     def v_row_bytes(self) -> int:
         """Bytes of one token's V vector of one head, without metadata."""
-        return self.head_dim * FORMATS[self.v_format].bits // 8
+        return self.v.row_bytes(self.head_dim)
+
+    @cached_property
+    def k_num_meta(self) -> int:
+        """16-bit numbers of K metadata per token and head."""
+        return self.k.num_meta(self.head_dim, self.block_size)
+
+    @cached_property
+    def v_num_meta(self) -> int:
+        """16-bit numbers of V metadata per token and head."""
+        return self.v.num_meta(self.head_dim, self.block_size)
 
     @property
     def _slots(self) -> int:
@@ -97,12 +98,12 @@ class PageSpec:
     @cached_property
     def v_meta_offset(self) -> int:
         """Byte offset of the V metadata inside a layer."""
-        return self.k_meta_offset + self._slots * FORMATS[self.k_format].meta * META_BYTES
+        return self.k_meta_offset + self._slots * self.k_num_meta * META_BYTES
 
     @cached_property
     def layer_bytes(self) -> int:
         """Bytes from one layer of a page to the next."""
-        end = self.v_meta_offset + self._slots * FORMATS[self.v_format].meta * META_BYTES
+        end = self.v_meta_offset + self._slots * self.v_num_meta * META_BYTES
         return _align(end, LAYER_ALIGN)
 
     @property

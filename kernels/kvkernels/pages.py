@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from kvkernels.api import FormatState, Scratch
-from kvkernels.codec import decode, encode
-from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+from kvkernels.layout import META_BYTES, PageSpec
 
 UNIT = 64  # page offsets are multiples of it
 RECODE_BATCH = 32  # pages decoded at once; bounds the fp32 scratch
@@ -42,26 +41,26 @@ def plane_view(pages: Tensor, spec: PageSpec, plane: str) -> tuple[Tensor, Tenso
     Returns data uint8 [n, L, H, S, row] and metadata fp16 [n, L, H, M, S] or None.
     """
     key = plane == "k"
-    fmt = FORMATS[spec.k_format if key else spec.v_format]
+    kinds = spec.k_num_meta if key else spec.v_num_meta
     row = spec.k_row_bytes if key else spec.v_row_bytes
     heads, slots = spec.num_kv_heads, spec.block_size
     layers = pages.view(pages.shape[0], spec.num_layers, spec.layer_bytes)
     start = 0 if key else spec.v_offset
     data = layers[:, :, start : start + heads * slots * row].unflatten(-1, (heads, slots, row))
-    if not fmt.meta:
+    if not kinds:
         return data, None
     start = spec.k_meta_offset if key else spec.v_meta_offset
-    size = heads * fmt.meta * slots * META_BYTES
+    size = heads * kinds * slots * META_BYTES
     meta = layers[:, :, start : start + size].view(torch.float16)
-    return data, meta.unflatten(-1, (heads, fmt.meta, slots))
+    return data, meta.unflatten(-1, (heads, kinds, slots))
 
 
 def decode_pages(pages: Tensor, spec: PageSpec, plane: str, state: FormatState) -> Tensor:
     """Decode one plane of pages uint8 [n, page_bytes] to fp32 [n, L, H, S, D]."""
     data, meta = plane_view(pages, spec, plane)
-    fmt = spec.k_format if plane == "k" else spec.v_format
-    scale = (state.k_scale if plane == "k" else state.v_scale).view(-1, 1, 1, 1)
-    return decode(fmt, data, None if meta is None else meta.permute(3, 0, 1, 2, 4), scale)
+    fmt = spec.k if plane == "k" else spec.v
+    turned = None if meta is None else meta.permute(3, 0, 1, 2, 4)
+    return fmt.decode(data, turned, state.page_scale(spec, plane))
 
 
 def encode_pages(
@@ -69,9 +68,9 @@ def encode_pages(
 ) -> None:
     """Encode fp32 values [n, L, H, S, D] into one plane of pages uint8 [n, page_bytes]."""
     data, meta = plane_view(pages, spec, plane)
-    fmt = spec.k_format if plane == "k" else spec.v_format
-    scale = (state.k_scale if plane == "k" else state.v_scale).view(-1, 1, 1, 1)
-    code = encode(fmt, values, scale, state.saturated if FORMATS[fmt].shared_scale else None)
+    fmt = spec.k if plane == "k" else spec.v
+    counter = state.saturated if fmt.shared else None
+    code = fmt.encode(values, state.page_scale(spec, plane), counter)
     data.copy_(code.data)
     if meta is not None and code.meta is not None:
         meta.copy_(code.meta.permute(1, 2, 3, 0, 4))
@@ -95,9 +94,12 @@ def recode_pages(
     Offsets are int64 [n] in bytes; `src_offsets` point into `source` (uint8, for example a host
     tier) when it is given, else into the arena. `num_slots` int [n]: written slots of each page;
     the rest becomes zero and is not counted as saturated. Source and target pages are disjoint.
-    Raises ValueError when the two specs differ in more than their formats.
+    Raises ValueError when the two specs differ in more than their formats, and when a page that is
+    not full goes to a format that groups the tokens of a page.
     """
     check_recode(src_spec, dst_spec)
+    if num_slots is not None:
+        check_full(dst_spec, num_slots)
     origin = arena if source is None else source
     for start in range(0, src_offsets.numel(), RECODE_BATCH):
         part = slice(start, start + RECODE_BATCH)
@@ -121,6 +123,19 @@ def recode_pages(
         scatter_pages(arena, dst_spec, dst_offsets[part], new)
 
 
+def refuse_grouped(spec: PageSpec) -> None:
+    """Raise ValueError where single tokens cannot be written, naming the plane."""
+    for plane, name, fmt in (
+        ("k_format", spec.k_format, spec.k),
+        ("v_format", spec.v_format, spec.v),
+    ):
+        if fmt.grouped:
+            raise ValueError(
+                f"{plane} = {name} groups the tokens of a page: write them into a page of another "
+                "format (bf16) and recode the page when it is full"
+            )
+
+
 def check_recode(src: PageSpec, dst: PageSpec) -> None:
     """Raise ValueError unless the two page classes differ in their formats only."""
     for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
@@ -128,6 +143,19 @@ def check_recode(src: PageSpec, dst: PageSpec) -> None:
             raise ValueError(
                 f"recode from {src} to {dst}: {name} differs, but only the formats may"
             )
+
+
+def check_full(spec: PageSpec, num_slots: Tensor) -> None:
+    """Raise ValueError where a partly written page would go to a format grouped along tokens."""
+    if not (spec.k.grouped or spec.v.grouped):
+        return
+    partial = (num_slots > 0) & (num_slots < spec.block_size)
+    if bool(partial.any()):
+        count = int(num_slots[partial][0])
+        raise ValueError(
+            f"a page with {count} of {spec.block_size} slots cannot become {spec.label}, which "
+            "groups the tokens of a page: keep it in its format until it is full"
+        )
 
 
 def _live(num_slots: Tensor, block_size: int, device: torch.device) -> Tensor:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kvkernels.api import FormatState, Rope, RopeTable, Scratch, StepTables, Timers
-from kvkernels.codec import DTYPES
-from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+from kvkernels.layout import META_BYTES, PageSpec
 from kvkernels.rows import HostRows, check_tables
+from kvkernels.turn import turns
 from kvkernels.write_index import WriteIndex, make_write_index
 
 
@@ -75,6 +75,8 @@ class Plan:
     rope: Rope
     rope_table: RopeTable | None
     timers: Timers
+    tiled: bool  # K and V are decoded before the products, see `PageFormat.reads`
+    turned: tuple[bool, bool]  # queries and results, see `turn`
     readers: dict[Any, Any] = field(default_factory=dict)  # bound buffers of the batches
     _scales: list[Any] = field(default_factory=list)
 
@@ -120,6 +122,8 @@ def make_plan(
         rope=rope,
         rope_table=rope_table,
         timers=Timers() if timers is None else timers,
+        turned=turns(spec, rope),
+        tiled="tile" in (spec.k.reads, spec.v.reads) or (rope == "at_read" and spec.k.rotated),
     )
 
 
@@ -238,16 +242,16 @@ def _plane_indices(spec: PageSpec, pages: np.ndarray) -> Tensor:
     starts = np.empty((2, pages.shape[0], spec.num_kv_heads, pages.shape[1]), np.int64)
     for plane, (fmt, start, row) in enumerate(
         (
-            (spec.k_format, 0, spec.k_row_bytes),
-            (spec.v_format, spec.v_offset, spec.v_row_bytes),
+            (spec.k, 0, spec.k_row_bytes),
+            (spec.v, spec.v_offset, spec.v_row_bytes),
         )
     ):
         at = pages[:, None, :] + start + heads * (spec.block_size * row)  # [B, h, P]
-        starts[plane] = at // DTYPES[fmt].itemsize
+        starts[plane] = at // fmt.dtype.itemsize
     return torch.from_numpy(starts.reshape(2, -1))
 
 
 def _meta_index(spec: PageSpec, pages: np.ndarray) -> Tensor | None:
-    if not FORMATS[spec.k_format].meta + FORMATS[spec.v_format].meta:
+    if not spec.k_num_meta + spec.v_num_meta:
         return None
     return torch.from_numpy(((pages + spec.k_meta_offset) // META_BYTES).ravel())

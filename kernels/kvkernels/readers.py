@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from kvkernels.api import Scratch, Timers
-from kvkernels.codec import DTYPES, fp8_bits_to_half
-from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.formats import PageFormat
+from kvkernels.formats.fp8 import Fp8, bits_to_half
+from kvkernels.layout import PageSpec
 from kvkernels.plan import Batch
 
 
@@ -35,7 +36,7 @@ class Plane:
     def __init__(
         self,
         spec: PageSpec,
-        fmt: str,
+        fmt: PageFormat,
         index: Tensor,
         dtype: torch.dtype,
         holes: Tensor | None,
@@ -46,21 +47,22 @@ class Plane:
 
         `parts` [parts, n * S, D / parts] is valid until the next read with this `name`.
         """
-        self.source = DTYPES[fmt]
-        row = spec.head_dim * FORMATS[fmt].bits // 8 // self.source.itemsize
+        self.source = fmt.dtype
+        row = fmt.row_bytes(spec.head_dim) // self.source.itemsize
         self.width = spec.block_size * row
         self._index, self._scratch = index, scratch
         self._raw = scratch.get(f"{name}.raw", (index.numel(), self.width), self.source)
         raw = self._raw.view(1, -1, row)
-        self._holes = holes if self.source.is_floating_point else None
+        self._holes = holes if fmt.clears_holes else None
         self._slots = raw[0]
         self._codes, self._bits, self._nibbles = raw[0], None, None
-        if fmt == "int4":
+        if fmt.num_parts == 2:
             raw = scratch.get(f"{name}.nibbles", (2, *raw.shape[1:]), torch.uint8)
             self._nibbles = (raw[0], raw[1])
             self._constants = torch.tensor([15, 4], dtype=torch.uint8).unbind()
-        elif fmt == "fp8_e4m3":
-            self._constants = torch.tensor([128, ~0x4000], dtype=torch.int16).unbind()
+        elif isinstance(fmt, Fp8):
+            numbers = [fmt.factor, fmt.mask]
+            self._constants = torch.tensor(numbers, dtype=torch.int16).unbind()
             self._bits = scratch.get(f"{name}.bits", tuple(raw.shape[1:]), torch.int16)
             raw = self._bits.view(1, *raw.shape[1:]).view(torch.float16)
         self._narrow, self._wide = raw, None
@@ -74,11 +76,11 @@ class Plane:
         rows = self._scratch.chunks(arena, self.source, start, self.width)
         torch.index_select(rows, 0, self._index, out=self._raw)
         if self._holes is not None:
-            self._slots.index_fill_(0, self._holes, 0.0)
+            self._slots.index_fill_(0, self._holes, 0)
         gathered = perf_counter()
         timers.gather_s += gathered - begun
         if self._bits is not None:
-            fp8_bits_to_half(self._codes, self._bits, *self._constants)
+            bits_to_half(self._codes, self._bits, *self._constants)
         elif self._nibbles is not None:
             torch.bitwise_and(self._codes, self._constants[0], out=self._nibbles[0])
             torch.bitwise_right_shift(self._codes, self._constants[1], out=self._nibbles[1])
@@ -97,7 +99,7 @@ class Metadata:
         self._index, self._scratch = batch.meta, scratch
         if self._index is None:
             return
-        kinds = [FORMATS[fmt].meta for fmt in (spec.k_format, spec.v_format)]
+        kinds = [spec.k_num_meta, spec.v_num_meta]
         heads, slots, rows, pages = (
             spec.num_kv_heads, spec.block_size, batch.num_rows, batch.num_pages,
         )  # fmt: skip
@@ -196,7 +198,7 @@ def bind_planes(
     [parts, last - first, P * S, D / parts].
     """
     first, last = tile
-    formats = (spec.k_format, spec.v_format)
+    formats = (spec.k, spec.v)
     slots = batch.num_pages * spec.block_size
     index = batch.planes[:, first * batch.num_pages : last * batch.num_pages]
     holes = tile_holes(holes, first * slots, last * slots)

@@ -5,10 +5,14 @@ from torch import Tensor
 
 from kvkernels.api import FormatState
 from kvkernels.attention import attend
-from kvkernels.codec import DTYPES, encode
 from kvkernels.common import merge
-from kvkernels.layout import FORMATS
-from kvkernels.pages import copy_pages, gather_pages, recode_pages, scatter_pages
+from kvkernels.pages import (
+    copy_pages,
+    gather_pages,
+    recode_pages,
+    refuse_grouped,
+    scatter_pages,
+)
 from kvkernels.plan import Plan, make_plan
 
 __all__ = [
@@ -29,10 +33,12 @@ def write_kv(
     """Encode and store the new K and V [N, Hkv, D] of a step in one layer.
 
     They become the last `new_lens[r]` slots of each request; `layer` counts inside the group.
+    Raises ValueError for a format whose pages are only written whole.
     """
     index, spec = plan.write, plan.spec
     if index is None:
         return
+    refuse_grouped(spec)
     joined = len(index.data) == 1
     planes = [torch.cat((k, v))] if joined else [k, v]
     scales = _shared_scales(plan, layer, state, joined)
@@ -41,29 +47,43 @@ def write_kv(
         values = plane.reshape(-1, spec.head_dim)
         if index.picks is not None:
             values = values.index_select(0, index.picks)
-        fmt = spec.k_format if number == 0 else spec.v_format
-        dtype = DTYPES[fmt]
-        width = spec.head_dim * FORMATS[fmt].bits // 8 // dtype.itemsize
+        fmt = spec.k if number == 0 else spec.v
+        dtype = fmt.dtype
+        width = fmt.row_bytes(spec.head_dim) // dtype.itemsize
         target = plan.scratch.chunks(arena, dtype, start, width)
         if values.dtype == dtype:
             target.index_copy_(0, index.data[number], values)
             continue
-        code = encode(fmt, values, scales[number], state.saturated)
+        code = fmt.encode(values, scales[number], state.saturated)
         target.index_copy_(0, index.data[number], code.data.view(dtype))
         meta_at = index.meta[number]
         if meta_at is not None and code.meta is not None:
             single = plan.scratch.chunks(arena, torch.float16, start, 1)
-            single.index_copy_(0, meta_at, code.meta.view(-1, 1))
+            single.index_copy_(0, meta_at, code.meta.reshape(-1, 1))
 
 
 def _shared_scales(
     plan: Plan, layer: int, state: FormatState, joined: bool
 ) -> list[Tensor | float]:
-    """The fp8 scale of each encode: numbers, or one a row where K and V go together."""
-    k_scales, v_scales = plan.shared_scales(state)
-    scales: list[Tensor | float] = [k_scales[layer], v_scales[layer]]
+    """The shared scale of each encode: numbers, or one a row, K and V together if `joined`."""
+    spec = plan.spec
+    kinds = (spec.k.shared, spec.v.shared)
+    if kinds == (None, None):
+        return [1.0, 1.0]
+    assert plan.write is not None
+    scales: list[Tensor | float] = [1.0, 1.0]
+    if "tensor" in kinds:
+        numbers = plan.shared_scales(state)
+        scales = [x[layer] if kind else 1.0 for x, kind in zip(numbers, kinds, strict=True)]
+    if "head" in kinds:
+        heads = plan.num_head_groups * spec.num_kv_heads
+        for number, (plane, kind) in enumerate(zip(("k", "v"), kinds, strict=True)):
+            if kind == "head":
+                scale = state.head_scale(plane, layer, heads)
+                tokens = plan.write.data[number * (not joined)].numel() // heads // (1 + joined)
+                scales[number] = scale.repeat(tokens)[:, None]  # [tokens * heads, 1]
+        return [torch.cat([x for x in scales if isinstance(x, Tensor)])] if joined else scales
     if not joined or scales[0] == scales[1]:
         return scales
-    assert plan.write is not None
     each = plan.write.data[0].numel() // 2
     return [torch.tensor(scales).repeat_interleave(each)[:, None]]

@@ -1,6 +1,6 @@
 """int8 and int4 encoders for the few vectors of a decode step on the CPU.
 
-The formulas of `kvkernels.codec` in numpy, bit for bit: at this size calls cost more than
+The formulas of `kvkernels.formats.integer` in numpy, bit for bit: at this size calls cost more than
 arithmetic, and numpy's are cheaper than torch's by a third to a half.
 """
 

@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kvkernels.api import AttentionResult, FormatState, Mass
-from kvkernels.codec import DTYPES
 from kvkernels.common import rotate
-from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.layout import PageSpec
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
 from kvkernels.triton_plan import SMALL_TILE, Plan, Tiles, cut_tiles
 
@@ -29,12 +28,12 @@ def layout_args(spec: PageSpec) -> dict[str, object]:
         "V_META": spec.v_meta_offset,
         "K_FMT": spec.k_format,
         "V_FMT": spec.v_format,
-        "K_ITEM": DTYPES[spec.k_format].itemsize,
-        "V_ITEM": DTYPES[spec.v_format].itemsize,
+        "K_ITEM": spec.k.dtype.itemsize,
+        "V_ITEM": spec.v.dtype.itemsize,
         "K_ROW": spec.k_row_bytes,
         "V_ROW": spec.v_row_bytes,
-        "K_KINDS": FORMATS[spec.k_format].meta,
-        "V_KINDS": FORMATS[spec.v_format].meta,
+        "K_KINDS": spec.k_num_meta,
+        "V_KINDS": spec.v_num_meta,
     }
 
 
@@ -117,8 +116,8 @@ class _Launch:
         self.q, self.plan, self.layer, self.state, self.scale = q, plan, layer, state, scale
         dot = dot_type(q.dtype, spec)
         self.shape = launch_shape(dot, spec)
-        self.k_arena = arena.view(DTYPES[spec.k_format])
-        self.v_arena = arena.view(DTYPES[spec.v_format])
+        self.k_arena = arena.view(spec.k.dtype)
+        self.v_arena = arena.view(spec.v.dtype)
         self.meta = arena.view(torch.float16)
         # absent tables are replaced by any pointer: the constants keep them from being read
         cos, sin = plan.rope_table or (self.meta, self.meta)

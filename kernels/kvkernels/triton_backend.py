@@ -5,9 +5,8 @@ import triton
 from torch import Tensor
 
 from kvkernels.api import FormatState, Scratch
-from kvkernels.codec import DTYPES
 from kvkernels.common import merge
-from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.layout import PageSpec
 from kvkernels.pages import RECODE_BATCH, check_recode
 from kvkernels.triton_attend import attend, layout_args
 from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
@@ -37,8 +36,8 @@ def write_kv(
     write_kernel[(count,)](
         k.contiguous(),
         v.contiguous(),
-        arena.view(DTYPES[spec.k_format]),
-        arena.view(DTYPES[spec.v_format]),
+        arena.view(spec.k.dtype),
+        arena.view(spec.v.dtype),
         arena.view(torch.float16),
         plan.write_pages,
         plan.write_slots,
@@ -156,9 +155,9 @@ def _recode_plane(
     for spec, side in sides:
         constants |= {f"{side}_{name}": value for name, value in plane_args(spec, plane).items()}
     recode_kernel[(src_offsets.numel(), src_spec.num_layers * src_spec.num_kv_heads)](
-        origin.view(DTYPES[str(constants["SRC_FMT"])]),
+        origin.view((src_spec.k if plane == "k" else src_spec.v).dtype),
         origin.view(torch.float16),
-        arena.view(DTYPES[str(constants["DST_FMT"])]),
+        arena.view((dst_spec.k if plane == "k" else dst_spec.v).dtype),
         arena.view(torch.float16),
         src_offsets,
         dst_offsets,
@@ -182,10 +181,10 @@ def plane_args(spec: PageSpec, plane: str) -> dict[str, object]:
     fmt = spec.k_format if key else spec.v_format
     return {
         "FMT": fmt,
-        "ITEM": DTYPES[fmt].itemsize,
+        "ITEM": (spec.k if key else spec.v).dtype.itemsize,
         "ROW": spec.k_row_bytes if key else spec.v_row_bytes,
         "LAYER": spec.layer_bytes,
         "START": 0 if key else spec.v_offset,
         "META": spec.k_meta_offset if key else spec.v_meta_offset,
-        "KINDS": FORMATS[fmt].meta,
+        "KINDS": spec.k_num_meta if key else spec.v_num_meta,
     }

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvkernels.codec import DTYPES
-from kvkernels.layout import FORMATS, META_BYTES, PageSpec
+from kvkernels.formats import PageFormat
+from kvkernels.layout import META_BYTES, PageSpec
 from kvkernels.rows import HostRows
 
 
@@ -35,24 +35,25 @@ def make_write_index(spec: PageSpec, host: HostRows) -> WriteIndex | None:
     if token.size != int(host.q_lens.sum()):
         every = np.arange(groups * heads)
         picks = torch.from_numpy((token[:, None] * every.size + every).ravel())
+    if spec.k.grouped or spec.v.grouped:
+        return WriteIndex(None, (), ())  # only whole pages are written, so no token has a place
     head = np.arange(heads)
 
-    def data(fmt: str, start: int, row: int) -> np.ndarray:
+    def data(fmt: PageFormat, start: int, row: int) -> np.ndarray:
         at = (page + start + inner * row)[..., None] + head * (spec.block_size * row)
-        return (at // DTYPES[fmt].itemsize).ravel()
+        return (at // fmt.dtype.itemsize).ravel()
 
-    def meta(fmt: str, start: int) -> np.ndarray:
-        kinds = FORMATS[fmt].meta
+    def meta(kinds: int, start: int) -> np.ndarray:
         kind = np.arange(kinds)[:, None, None, None]
         at = (page + start)[..., None] // META_BYTES + inner[..., None]
         return (at + (head * kinds + kind) * spec.block_size).reshape(kinds, page.size * heads)
 
     datas = (
-        data(spec.k_format, 0, spec.k_row_bytes),
-        data(spec.v_format, spec.v_offset, spec.v_row_bytes),
+        data(spec.k, 0, spec.k_row_bytes),
+        data(spec.v, spec.v_offset, spec.v_row_bytes),
     )
-    metas = (meta(spec.k_format, spec.k_meta_offset), meta(spec.v_format, spec.v_meta_offset))
-    if spec.k_format == spec.v_format:
+    metas = (meta(spec.k_num_meta, spec.k_meta_offset), meta(spec.v_num_meta, spec.v_meta_offset))
+    if spec.k == spec.v:
         if picks is not None:
             picks = torch.cat([picks, picks + int(host.q_lens.sum()) * groups * heads])
         datas, metas = (np.concatenate(datas),), (np.concatenate(metas, -1),)  # type: ignore[assignment]

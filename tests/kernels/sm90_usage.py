@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
-from kvkernels.codec import DTYPES
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.triton_attend import dot_type, launch_shape, layout_args
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
@@ -72,7 +71,7 @@ def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> 
     shape = launch_shape(dot, spec)
     constants |= flags | {"BLOCK_N": shape.block_slots}
     warps = shape.num_warps
-    arenas = {"k_arena": TYPES[DTYPES[spec.k_format]], "v_arena": TYPES[DTYPES[spec.v_format]]}
+    arenas = {"k_arena": TYPES[spec.k.dtype], "v_arena": TYPES[spec.v.dtype]}
     label = f"{spec.label} D={spec.head_dim} q={str(query)[6:]} {flags or ''}"
     for tile, out in ((SMALL_TILE, "*fp32"), (shape.large_tile, TYPES[query])):
         types = arenas | {"q": TYPES[query], "out": out}
@@ -88,7 +87,7 @@ def write(spec: PageSpec) -> dict:
     """The write kernel of one page class."""
     heads = triton.next_power_of_2(spec.num_kv_heads)
     types = {"k": "*bf16", "v": "*bf16"}
-    types |= {"k_arena": TYPES[DTYPES[spec.k_format]], "v_arena": TYPES[DTYPES[spec.v_format]]}
+    types |= {"k_arena": TYPES[spec.k.dtype], "v_arena": TYPES[spec.v.dtype]}
     constants = layout_args(spec) | {"BLOCK_H": heads}
     return usage(f"write {spec.label}", write_kernel, constants, types,
                  num_warps=write_warps(spec))  # fmt: skip
@@ -100,7 +99,7 @@ def recode(src: PageSpec, dst: PageSpec) -> dict:
     constants |= {"HALF": src.head_dim // 2, "BLOCK_S": triton.next_power_of_2(src.block_size)}
     for spec, side in ((src, "SRC"), (dst, "DST")):
         constants |= {f"{side}_{name}": x for name, x in plane_args(spec, "k").items()}
-    types = {"src": TYPES[DTYPES[src.k_format]], "dst": TYPES[DTYPES[dst.k_format]]}
+    types = {"src": TYPES[src.k.dtype], "dst": TYPES[dst.k.dtype]}
     name = f"recode {src.label} to {dst.label}"
     return usage(name, recode_kernel, constants, types, num_warps=2)
 

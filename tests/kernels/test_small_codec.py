@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kvkernels.codec import encode
+from kvkernels.layout import FORMATS
 from kvkernels.small_codec import MAX_ELEMENTS
 
 SCALES = (0.0, 1e-7, 1e-4, 1.0, 300.0, 1e6, 1e9)
@@ -15,7 +15,8 @@ def test_equals_torch(fmt: str, scale: float, shift: float) -> None:
     generator = torch.Generator().manual_seed(7)
     x = (torch.randn(48, 64, generator=generator) + shift) * scale
     assert x.numel() <= MAX_ELEMENTS
-    small, large = encode(fmt, x), encode(fmt, x[:, None])  # three axes take the torch path
+    encode = FORMATS[fmt].encode
+    small, large = encode(x), encode(x[:, None])  # three axes take the torch path
     assert small.meta is not None and large.meta is not None
     assert torch.equal(small.data, large.data[:, 0])
     assert torch.equal(small.meta, large.meta[..., 0])
