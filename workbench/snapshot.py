@@ -33,6 +33,7 @@ class Number(msgspec.Struct, frozen=True, kw_only=True):
 
     `value` None means not available, for the reason in `why`. `provenance`: measured, throttled,
     modelled, interpolated or refused. `samples` and `window_s` are 0 where they mean nothing.
+    `after` and `after_samples`: the same over the samples since the last applied change alone.
     """
 
     value: float | None
@@ -42,6 +43,8 @@ class Number(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     window_s: float = 0.0
     why: str = ""
+    after: float | None = None
+    after_samples: int = 0
 
 
 class PageClassView(msgspec.Struct, frozen=True, kw_only=True):

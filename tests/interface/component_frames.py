@@ -269,12 +269,24 @@ def _requests(plan: Plan, tables: list[np.ndarray]) -> list[RequestView]:
 
 def _numbers(plan: Plan) -> dict[str, Number]:
     tick = plan.tick
-    fast = 0.55 if tick > 104 else 1.0
+    changed = tick > 100  # the figures of a window still hold what came before it
     wave = float(np.sin(tick / 7) * 6)
     return {
-        "hit_rate": Number(value=0.61 + wave / 200, unit="share", samples=41),
+        "hit_rate": Number(
+            value=0.61 + wave / 200,
+            unit="share",
+            samples=41,
+            after=0.62 - wave / 200 if changed else None,
+            after_samples=7,
+        ),
         "ttft_p50": Number(
-            value=84.0 * fast + wave, unit="ms", percentile="p50", samples=41, window_s=30.0
+            value=84.0 + wave,
+            unit="ms",
+            percentile="p50",
+            samples=41,
+            window_s=30.0,
+            after=46.0 + wave if changed else None,
+            after_samples=7,
         ),
         "itl_p50": Number(
             value=31.0 + wave / 3, unit="ms", percentile="p50", samples=812, window_s=30.0

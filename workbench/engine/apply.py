@@ -86,6 +86,7 @@ def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
         **numbers,
     )
     engine.last_apply = report
+    engine.metrics.mark()
     if engine.byte_guard is not None:
         engine.byte_guard.record(engine.stack)
     if applied:

@@ -190,6 +190,7 @@ class EngineHost:
             previous, engine.config, engine.config_version, len(engine.requests), milliseconds
         )
         engine.last_apply = report
+        engine.metrics.mark()
         engine.log.tell("apply", changes=report.changes, milliseconds=milliseconds)
         return report
 
