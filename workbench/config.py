@@ -17,6 +17,10 @@ Dimension = Literal["T", "S", "X", "-"]
 KV_FORMATS = ("bf16", "fp32", "fp8_e4m3", "int8", "int4")
 WEIGHT_FORMATS = ("auto", "as_stored", "int8", "bf16", "fp32")
 BLOCK_SIZES = (4, 8, 16, 32, 64)
+RETENTION_POLICIES = (
+    "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "random",
+)  # fmt: skip
+BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both
 GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 
 
@@ -156,14 +160,15 @@ class TierSettings(_Section):
 class RetentionSettings(_Section):
     """Which tokens of a running request stay."""
 
-    policy: str = setting(
-        "none", change="hot", dim="X", choices=("none", "sink+window", "attention-mass"), main=True
-    )
+    policy: str = setting("none", change="hot", dim="X", choices=RETENTION_POLICIES, main=True)
     budget_tokens: int = setting(
         256, change="hot", dim="X", low=16, high=131072, unit="tokens per request", main=True
     )
     sink_tokens: int = setting(16, change="hot", dim="X", low=0, high=4096, unit="tokens")
     window_tokens: int = setting(64, change="hot", dim="X", low=1, high=131072, unit="tokens")
+    level: str = setting("page", change="hot", dim="X", choices=("page", "token"))
+    when: str = setting("both", change="hot", dim="X", choices=("both", "prefill", "decode"))
+    split: str = setting("uniform", change="hot", dim="X", choices=BUDGET_SPLITS)
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,19 @@ class EngineConfig:
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     tiers: TierSettings = field(default_factory=TierSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+
+    def __post_init__(self) -> None:
+        split, grouping = self.retention.split, self.cache.grouping
+        if "pyramid" in split and grouping not in ("layer", "head"):
+            raise SettingError(
+                f"retention.split = {split} gives layers budgets of their own, but cache.grouping "
+                f"= {grouping} keeps them together: choose layer or head"
+            )
+        if "ada" in split and grouping != "head":
+            raise SettingError(
+                f"retention.split = {split} gives heads budgets of their own, but cache.grouping "
+                f"= {grouping} keeps them together: choose head"
+            )
 
 
 SECTIONS: dict[str, type] = {

@@ -213,7 +213,7 @@ class Cache(RuleBasedStateMachine):
             spec = self.pool.classes[self.manager.classes[group]]
             for index in range(int(blocks.stored_len[group])):
                 page = index // SIZE
-                at = int(blocks.page_pos[group, page]) + index % SIZE
+                at = int(blocks.pos[group, index])
                 offset = int(self.pool.offset[blocks.table[group, page]])
                 data = self.store.arena[offset : offset + spec.page_bytes].numpy()
                 row = data.view(np.float32).reshape(SIZE, -1)[index % SIZE]

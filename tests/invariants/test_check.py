@@ -54,7 +54,7 @@ def test_more_planted_faults_are_caught() -> None:
     runner.engine.stack.manager.requests["1"].stored_len[0] += 1
     assert broken(runner).startswith("I4: ")
     runner = live()
-    runner.engine.stack.manager.requests["1"].page_pos[0, 2] += 4
+    runner.engine.stack.manager.requests["1"].pos[0, 8:12] += 4
     assert broken(runner).startswith("I3: ") or broken(runner).startswith("I4: ")
     runner = live()  # two tables swap their tails: counts agree, owners do not
     first, second = (runner.engine.stack.manager.requests[name] for name in ("1", "2"))

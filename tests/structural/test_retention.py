@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from tests.engine.harness import Runner, build, model, pages, tokens
-from workbench.cache.retention import StoredPages
-from workbench.config import RetentionSettings
+from workbench.cache.retention import StoredTokens
+from workbench.config import GROUPINGS, RETENTION_POLICIES, RetentionSettings
 from workbench.errors import CapacityError
 from workbench.structural.retention.observer import MassObserver
-from workbench.structural.retention.policies import AttentionMass, KeepAll, SinkWindow
+from workbench.structural.retention.policies import AttentionMass, SinkWindow
+from workbench.structural.retention.selection import pages_to_drop, slots_to_keep
 
-POLICIES = ["sink+window", "attention-mass"]
+POLICIES = [name for name in RETENTION_POLICIES if name != "none"]
 
 
 def kept(policy: str, budget: int = 32, **more: object) -> dict[str, object]:
@@ -19,11 +20,13 @@ def kept(policy: str, budget: int = 32, **more: object) -> dict[str, object]:
             "retention.sink_tokens": 4, "retention.window_tokens": 12} | more  # fmt: skip
 
 
-@pytest.mark.parametrize("grouping", ["model", "halves"])
+@pytest.mark.parametrize("level", ["page", "token"])
+@pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_budget_holds_and_pages_are_really_freed(policy: str, grouping: str) -> None:
-    runner = Runner(build(kept(policy) | {"cache.grouping": grouping, "cache.prefix_caching": False,
-                                          "scheduling.chunk_tokens": 8}))  # fmt: skip
+def test_budget_holds_and_pages_are_really_freed(policy: str, grouping: str, level: str) -> None:
+    runner = Runner(build(kept(policy) | {
+        "cache.grouping": grouping, "cache.prefix_caching": False, "scheduling.chunk_tokens": 8,
+        "retention.level": level}))  # fmt: skip
     request_id = runner.add(tokens(20), 120)
     manager, pool = runner.engine.stack.manager, runner.engine.stack.pool
     while runner.engine.has_work():
@@ -32,7 +35,7 @@ def test_budget_holds_and_pages_are_really_freed(policy: str, grouping: str) -> 
         if blocks is None:
             break
         groups = len(manager.classes)
-        assert (blocks.stored_len <= 32 + 3).all()
+        assert (blocks.stored_len <= 32 + 4).all()
         assert int((pool.ref_cnt > 0).sum()) == int(blocks.num_pages.sum()) <= 9 * groups
     assert len(runner.outputs[request_id]) == 120
 
@@ -44,14 +47,12 @@ def test_positions_stay_and_sinks_and_window_are_protected(policy: str) -> None:
     runner.step(60)
     request = runner.engine.requests[request_id]
     blocks = runner.engine.stack.manager.requests[request_id]
-    first = blocks.page_pos[0, : blocks.num_pages[0]]
-    stored = np.concatenate([np.arange(start, start + 4) for start in first])
-    stored = stored[stored < request.num_computed_tokens]
+    stored = blocks.positions(0)
     assert set(range(4)) <= set(stored.tolist()), "sinks"
     assert set(range(request.num_computed_tokens - 8, request.num_computed_tokens)) <= set(
         stored.tolist()
     ), "window"
-    evicted = runner.engine.retainer.observers[request_id].evicted
+    evicted = runner.engine.retainer.observers[request_id].evicted[0]
     assert set(np.flatnonzero(evicted)) == set(range(request.num_computed_tokens)) - set(
         stored.tolist()
     )
@@ -66,8 +67,7 @@ def test_kept_tokens_attend_as_if_the_rest_were_masked() -> None:
     request_id = runner.add(prompt, 2)
     runner.step()  # the whole prompt, then the eviction
     blocks = runner.engine.stack.manager.requests[request_id]
-    first = blocks.page_pos[0, : blocks.num_pages[0]]
-    visible = np.concatenate([np.arange(start, start + 4) for start in first]).tolist()
+    visible = blocks.positions(0).tolist()
     token = runner.outputs[request_id][0]
     wanted = _masked_logits(prompt + [token], [at for at in visible if at < 40])
     runner.step()
@@ -182,25 +182,37 @@ def test_a_kept_set_costs_what_it_leaves_out() -> None:
     assert cost[128] == 0.0 < cost[16]
 
 
-def stored(first: list[int], rates: list[float], num_tokens: int) -> StoredPages:
-    return StoredPages(np.array(first), np.array(rates), 4 * len(first), num_tokens, 4)
+def stored(positions: list[int], rates: list[float], num_tokens: int) -> StoredTokens:
+    rate = np.array(rates)
+    return StoredTokens(np.array(positions), rate, rate, rate, num_tokens, 4)
 
 
-SETTINGS = RetentionSettings(policy="none", budget_tokens=16, sink_tokens=4, window_tokens=4)
+def settings(**more: object) -> RetentionSettings:
+    values = {"policy": "none", "budget_tokens": 16, "sink_tokens": 4, "window_tokens": 4} | more
+    return RetentionSettings(**values)
 
 
-def test_policies_choose() -> None:
-    at = stored([0, 4, 8, 12, 16, 20], [9.0, 0.3, 0.1, 0.2, 0.4, 0.0], 24)
-    assert KeepAll().choose(at, SETTINGS) == []
-    assert SinkWindow().choose(at, SETTINGS) == [1, 2]
-    assert AttentionMass().choose(at, SETTINGS) == [2, 3]
+def test_pages_with_the_lowest_mean_go() -> None:
+    pages = [9.0, 0.3, 0.1, 0.2, 0.4, 0.0]
+    at = stored(list(range(24)), np.repeat(pages, 4).tolist(), 24)
+    assert pages_to_drop(at, SinkWindow().score(at, settings()), settings(), 16) == [1, 2]
+    assert pages_to_drop(at, AttentionMass().score(at, settings()), settings(), 16) == [2, 3]
+
+
+def test_tokens_with_the_lowest_scores_go_once_a_page_comes_free() -> None:
+    rates = [0.0] * 4 + [float(at % 7) for at in range(4, 20)] + [0.0] * 4
+    at = stored(list(range(24)), rates, 24)
+    kept = slots_to_keep(at, at.rate, settings(), 16)
+    open_slots = sorted(range(4, 20), key=lambda slot: -rates[slot])[:8]
+    assert kept.tolist() == sorted([0, 1, 2, 3, *open_slots, 20, 21, 22, 23])
+    assert slots_to_keep(at, at.rate, settings(), 21) is None, "no page would come free"
 
 
 def test_sinks_and_window_outweigh_the_budget() -> None:
-    wide = RetentionSettings(policy="none", budget_tokens=16, sink_tokens=16, window_tokens=12)
-    at = stored(list(range(0, 28, 4)), [0.0] * 7, 28)
-    assert SinkWindow().choose(at, wide) == []
-    assert AttentionMass().choose(at, wide) == []
+    wide = settings(sink_tokens=16, window_tokens=12)
+    at = stored(list(range(28)), [0.0] * 28, 28)
+    assert pages_to_drop(at, at.rate, wide, 16) == []
+    assert slots_to_keep(at, at.rate, wide, 16) is None
 
 
 def test_age_is_no_advantage() -> None:
@@ -211,6 +223,6 @@ def test_age_is_no_advantage() -> None:
     assert observer.rate(0, 8)[7] == pytest.approx(0.5)
     assert observer.rate(0, 8)[0] == pytest.approx(0.125)
     assert observer.kept_share() == 1.0
-    observer.mark_evicted(0, np.array([0]), 4)
+    observer.mark_evicted(0, np.arange(4))
     assert observer.num_evicted == 4
     assert observer.kept_share() == pytest.approx(1 - 0.5 / observer.rate(0, 8).sum())

@@ -115,8 +115,6 @@ class BlockPool:
 
     def _reclaimable(self, cls: int) -> np.ndarray:
         """Slabs of other classes that hold nothing but cached blocks."""
-        if len(self.classes) == 1:
-            return np.zeros(0, np.int64)
         other = (self.slab_class != cls) & (self.slab_class != UNASSIGNED) & (self._slab_live == 0)
         return np.flatnonzero(other)
 
@@ -127,10 +125,9 @@ class BlockPool:
         """
         kept = Counter(self.page_class(block) for block in revived if self.ref_cnt[block] == 0)
         slabs = len(self._unassigned)
-        if len(needs) == 1 and not kept.keys() - needs.keys():
+        if len(needs) == 1 < len(self.classes) and not kept.keys() - needs.keys():
             slabs += len(self._reclaimable(next(iter(needs))))
-        wanted = {cls: need + kept[cls] for cls, need in needs.items()}
-        return slabs >= self._slabs_missing(wanted)
+        return slabs >= self._slabs_missing({cls: need + kept[cls] for cls, need in needs.items()})
 
     def _slabs_missing(self, needs: dict[int, int]) -> int:
         """Slabs that `needs` take besides what the free lists of their classes hold."""
@@ -138,14 +135,13 @@ class BlockPool:
         return sum(-(-blocks // self.pages_per_slab(cls)) for cls, blocks in missing.items())
 
     def allocate(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Take `count` blocks for each (class, count), with one reference each.
+        """Take blocks for each (class, count), one reference each; `can_allocate` was asked first.
 
-        The caller has asked `can_allocate`. What is promised to the pairs behind is left to them:
-        a class with cached blocks of its own does not take the last slab another one needs.
+        A class with cached blocks of its own leaves the slabs that the pairs behind it need.
         """
-        behind: dict[int, int] = {}
+        behind: Counter[int] = Counter()
         for cls, count in wanted:
-            behind[cls] = behind.get(cls, 0) + count
+            behind[cls] += count
         taken = []
         for cls, count in wanted:
             behind[cls] -= count

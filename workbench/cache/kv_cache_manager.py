@@ -36,6 +36,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.keys = RequestKeys(root_key, block_size, format_label)
+        self.min_new_tokens = 1  # what a hit leaves to compute: logits, and what retention observes
         self.contiguous = contiguous
         self._max_pages = -(-max_model_len // block_size) + 1
         self.requests: dict[str, RequestBlocks] = {}
@@ -43,8 +44,8 @@ class KVCacheManager:
     # ---- lookup
 
     def find_prefix(self, request: Request) -> PrefixHit:
-        """Longest run of rows in HBM, at most `num_tokens - 1` tokens, of one lineage."""
-        most = (request.num_tokens - 1) // self.block_size
+        """Longest run of rows in HBM, all of one lineage, that leaves `min_new_tokens`."""
+        most = self.most_hit_pages(request)
         best = PrefixHit((), self.keys.format_label, 0)
         chain = self.keys.chain(request)
         for lineage in self.keys.lineages:
@@ -57,6 +58,10 @@ class KVCacheManager:
             if len(rows) * self.block_size > best.num_tokens:
                 best = PrefixHit(tuple(rows), lineage, len(rows) * self.block_size)
         return best
+
+    def most_hit_pages(self, request: Request) -> int:
+        """Pages a hit may have at most (I12, decision 13)."""
+        return max(0, request.num_tokens - self.min_new_tokens) // self.block_size
 
     # ---- allocation
 
@@ -115,10 +120,10 @@ class KVCacheManager:
             return self._admit_contiguous(request, blocks, num_slots + reserve_tokens)
         for block in hit_blocks:
             self.pool.touch(block)
-        blocks.begin_with(hit.rows, self.block_size)
+        blocks.begin_with(hit.rows)
         self.requests[request.request_id] = blocks
         self._append_pages(request, blocks, [pages] * len(self.classes))
-        blocks.number_pages(hit.num_tokens, self.block_size)
+        blocks.number_slots(hit.num_tokens)
         return True
 
     def restore(
@@ -128,7 +133,7 @@ class KVCacheManager:
         *,
         num_pages: np.ndarray,
         stored_len: np.ndarray,
-        page_pos: np.ndarray,
+        pos: np.ndarray,
         lineage: str,
         hashing: bool,
     ) -> bool:
@@ -153,7 +158,7 @@ class KVCacheManager:
                 self.pool.owner[block] = request.owner
         blocks.num_pages[:] = num_pages
         blocks.stored_len[:] = stored_len
-        blocks.page_pos[:, : len(rows)] = page_pos
+        blocks.pos[:, : pos.shape[1]] = pos
         blocks.hashing = hashing
         leading = next((at for at, row in enumerate(rows) if row is None), len(rows))
         blocks.num_hashed = leading
@@ -178,7 +183,7 @@ class KVCacheManager:
             self.pool.owner[run] = request.owner
         blocks.hashing = False
         self.requests[request.request_id] = blocks
-        blocks.number_pages(0, self.block_size)
+        blocks.number_slots(0)
         return True
 
     def grow(self, request: Request, num_new_tokens: int) -> bool:
@@ -191,7 +196,7 @@ class KVCacheManager:
         if not self.pool.can_allocate(self._needs(counts)):
             return False
         self._append_pages(request, blocks, counts)
-        blocks.number_pages(request.num_computed_tokens, self.block_size)
+        blocks.number_slots(request.num_computed_tokens)
         return True
 
     def _needs(self, pages: Sequence[int] | np.ndarray) -> dict[int, int]:
@@ -210,7 +215,7 @@ class KVCacheManager:
             self.pool.owner[taken] = request.owner
 
     def _new_blocks(self, lineage: str) -> RequestBlocks:
-        return RequestBlocks(len(self.classes), self._max_pages, lineage)
+        return RequestBlocks(len(self.classes), self._max_pages, self.block_size, lineage)
 
     # ---- progress
 
@@ -250,7 +255,7 @@ class KVCacheManager:
         blocks = self.requests[request.request_id]
         blocks.stored_len[:] = 0
         blocks.hashing = False
-        blocks.number_pages(0, self.block_size)  # pages evicted so far left gaps
+        blocks.number_slots(0)  # pages evicted so far left gaps
 
     def evict_pages(self, request: Request, group: int, pages: list[int]) -> int:
         """Take full pages out of one group's table (retention); returns how many were freed.
@@ -262,9 +267,44 @@ class KVCacheManager:
         drop = sorted(set(pages))
         if drop and not 0 <= drop[0] <= drop[-1] < last_full:
             raise ValueError(f"pages {drop} are not all full pages of group {group}")
-        victims = blocks.drop_pages(group, drop, self.block_size)
+        victims = blocks.drop_pages(group, drop)
         blocks.hashing = False
         freed = sum(self.pool.ref_cnt[block] == 1 for block in victims)
+        self.pool.free(victims)
+        return int(freed)
+
+    def keep_slots(
+        self,
+        request: Request,
+        group: int,
+        kept: np.ndarray,
+        move: Callable[[list[int], np.ndarray, list[int]], None],
+    ) -> int:
+        """Keep only some slots of one group, packed into fewer pages; returns how many were freed.
+
+        `kept` int ascending. `move(source blocks, slots among them, target blocks)` copies bytes.
+        Pages in front of the first gap stay; shared and hashed ones behind it are copied, not
+        changed. Without room for those copies nothing happens (0).
+        """
+        blocks = self.requests[request.request_id]
+        gaps = np.flatnonzero(kept != np.arange(len(kept)))
+        first = (int(gaps[0]) if len(gaps) else len(kept)) // self.block_size
+        old = [int(block) for block in blocks.blocks(group)[first:]]
+        num_new = -(-len(kept) // self.block_size) - first
+        writable = [b for b in old if self.pool.ref_cnt[b] == 1 and not self.pool.cached[b]]
+        target = writable[:num_new]
+        missing = num_new - len(target)
+        cls = self.classes[group]
+        if num_new >= len(old) or not self.pool.can_allocate({cls: missing}):
+            return 0
+        (fresh,) = self.pool.allocate([(cls, missing)])
+        self.pool.owner[fresh] = request.owner
+        target += fresh
+        move(old, kept[first * self.block_size :] - first * self.block_size, target)
+        blocks.replace_tail(group, first, target, kept)
+        blocks.hashing = False
+        victims = [block for block in old if block not in set(target)]
+        freed = sum(self.pool.ref_cnt[block] == 1 for block in victims) - missing
         self.pool.free(victims)
         return int(freed)
 

@@ -8,6 +8,7 @@ import torch
 from kvkernels.api import FormatState, Scratch
 from kvkernels.backend import select
 from kvkernels.layout import PageSpec
+from kvkernels.pages import plane_view
 from torch import Tensor
 
 
@@ -77,6 +78,31 @@ class PageStore:
         if len(offsets):
             self.kernels.gather_pages(self.arena, spec, self._index(offsets), out)
         return out
+
+    def compact(
+        self, spec: PageSpec, src_offsets: np.ndarray, slots: np.ndarray, dst_offsets: np.ndarray
+    ) -> None:
+        """Copy single slots of some pages, in order, into the first slots of others.
+
+        `slots` int [k] counts slots through the source pages one after another. Source and target
+        may overlap: everything is read first.
+        """
+        old = self.gather(src_offsets, spec)
+        new = torch.zeros(
+            (len(dst_offsets), spec.page_bytes), dtype=torch.uint8, device=self.device
+        )
+        picked = self._index(slots)
+        for plane in ("k", "v"):
+            pairs = zip(plane_view(old, spec, plane), plane_view(new, spec, plane), strict=True)
+            for number, (source, target) in enumerate(pairs):
+                if source is None or target is None:
+                    continue
+                axis = 3 + number  # data [n, L, H, S, row], metadata [n, L, H, M, S]
+                flat = source.movedim(axis, 1).flatten(0, 1)[picked]  # [k, L, H, ...]
+                at = torch.arange(len(picked), device=self.device)
+                place = at // spec.block_size, at % spec.block_size
+                target.movedim(axis, 1)[place] = flat
+        self.kernels.scatter_pages(self.arena, spec, self._index(dst_offsets), new)
 
     def recode(
         self,

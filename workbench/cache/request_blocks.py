@@ -2,7 +2,7 @@
 
 block table of a request, one row a group:      [ b0 | b1 | b2 | b3 |  ... max_pages ]
 slots stored in them (stored_len):               16   16   16    5
-position of each page's first token (page_pos):   0   16   64   80      (pages 32, 48 evicted)
+position of each slot (pos):                      0..15  16..31  64..79  80..84     (32..63 evicted)
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,17 @@ from workbench.cache.prefix_index import Row
 class RequestBlocks:
     """Tables of one request: all groups in one int32 array, allocated in one call."""
 
-    __slots__ = ("table", "num_pages", "stored_len", "page_pos", "lineage", "num_hashed", "hashing")
+    __slots__ = (
+        "table", "pos", "num_pages", "stored_len", "block_size", "lineage", "num_hashed", "hashing",
+    )  # fmt: skip
 
-    def __init__(self, num_groups: int, max_pages: int, lineage: str) -> None:
-        both = np.zeros((2, num_groups, max_pages), np.int32)
-        self.table = both[0]  # [num_groups, max_pages] block ids
-        self.page_pos = both[1]  # [num_groups, max_pages] position of each page's first token
+    def __init__(self, num_groups: int, max_pages: int, block_size: int, lineage: str) -> None:
+        both = np.zeros((num_groups, max_pages * (1 + block_size)), np.int32)
+        self.table = both[:, :max_pages]  # [num_groups, max_pages] block ids
+        self.pos = both[:, max_pages:]  # [num_groups, max_pages * block_size], strictly increasing
         self.num_pages = np.zeros(num_groups, np.int32)
         self.stored_len = np.zeros(num_groups, np.int32)
+        self.block_size = block_size
         self.lineage = lineage
         self.num_hashed = 0  # leading blocks that were offered to the index
         self.hashing = True  # False once anything was evicted (decision 5)
@@ -43,13 +46,22 @@ class RequestBlocks:
             for block, count in zip(self.table[:, page], self.num_pages, strict=True)
         )
 
-    def begin_with(self, rows: Sequence[Row], block_size: int) -> None:
+    def positions(self, group: int) -> np.ndarray:
+        """Positions of a group's stored slots, int32 [stored_len]."""
+        return self.pos[group, : self.stored_len[group]]
+
+    def num_used_pages(self) -> np.ndarray:
+        """Pages of each group that hold at least one slot, int32 [num_groups]."""
+        return -(-self.stored_len // self.block_size)
+
+    def begin_with(self, rows: Sequence[Row]) -> None:
         """Start an empty table with full rows that are shared with others."""
         for group in range(len(self.table)):
             self.table[group, : len(rows)] = [row.blocks[group] for row in rows]
-        self.page_pos[:, : len(rows)] = block_size * np.arange(len(rows))
+        count = len(rows) * self.block_size
+        self.pos[:, :count] = np.arange(count)
         self.num_pages[:] = self.num_hashed = len(rows)
-        self.stored_len[:] = len(rows) * block_size
+        self.stored_len[:] = count
 
     def append(self, group: int, taken: list[int]) -> None:
         """Put fresh blocks behind a group's others."""
@@ -57,26 +69,30 @@ class RequestBlocks:
         self.table[group, start : start + len(taken)] = taken
         self.num_pages[group] = start + len(taken)
 
-    def number_pages(self, num_computed_tokens: int, block_size: int) -> None:
-        """Positions of the page that is being filled and of those behind it.
+    def number_slots(self, num_computed_tokens: int) -> None:
+        """Positions of the slots that are still empty: the next tokens', in order."""
+        for group, stored in enumerate(self.stored_len):
+            end = int(self.num_pages[group]) * self.block_size
+            self.pos[group, stored:end] = num_computed_tokens + np.arange(end - stored)
 
-        They follow from the request's own length, so that evicted pages leave a gap.
-        """
-        for group in range(len(self.table)):
-            stored, last = int(self.stored_len[group]), int(self.num_pages[group])
-            current = stored // block_size
-            base = num_computed_tokens - stored % block_size
-            self.page_pos[group, current:last] = base + block_size * np.arange(last - current)
-
-    def drop_pages(self, group: int, pages: list[int], block_size: int) -> list[int]:
+    def drop_pages(self, group: int, pages: list[int]) -> list[int]:
         """Take full pages out of one group's table and close the gaps; returns their blocks."""
         victims = [int(block) for block in self.table[group, pages]]
         keep = np.delete(np.arange(int(self.num_pages[group])), pages)
+        slots = (keep[:, None] * self.block_size + np.arange(self.block_size)).ravel()
         self.table[group, : len(keep)] = self.table[group, keep]
-        self.page_pos[group, : len(keep)] = self.page_pos[group, keep]
+        self.pos[group, : len(slots)] = self.pos[group, slots]
         self.num_pages[group] = len(keep)
-        self.stored_len[group] -= len(pages) * block_size
+        self.stored_len[group] -= len(pages) * self.block_size
         return victims
+
+    def replace_tail(self, group: int, first: int, blocks: list[int], kept: np.ndarray) -> None:
+        """Pages from `first` on become `blocks`, and only the slots `kept` are stored."""
+        end = first + len(blocks)
+        self.table[group, first:end] = blocks
+        self.pos[group, : len(kept)] = self.pos[group, kept]
+        self.num_pages[group] = end
+        self.stored_len[group] = len(kept)
 
 
 @dataclass(frozen=True)

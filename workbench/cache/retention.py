@@ -9,24 +9,27 @@ from workbench.config import RetentionSettings
 
 
 @dataclass(frozen=True)
-class StoredPages:
-    """Full pages of one request in one group, in logical order.
+class StoredTokens:
+    """The tokens one group of a request stores, in logical order; n of them.
 
-    `first_token`: int [n] position of each page's first token. `mass_rate`: float [n] attention
-    mass a token of the page received per query that could see it (0 where nothing was observed).
-    `num_stored`: slots stored, the partial last page included. `num_tokens`: logical length.
+    positions: int [n]. Attention, averaged over the group's layers and query heads, float [n] each
+    (0 where nothing was observed): `mass` summed over all queries so far, `rate` the same per query
+    that could see the token, `recent` per query of the step just done.
+    num_tokens: logical length of the request.
     """
 
-    first_token: np.ndarray
-    mass_rate: np.ndarray
-    num_stored: int
+    positions: np.ndarray
+    mass: np.ndarray
+    rate: np.ndarray
+    recent: np.ndarray
     num_tokens: int
     block_size: int
 
 
 class RetentionPolicy(Protocol):
-    """Chooses full pages to evict from a running request after each step.
+    """Says how much each stored token of a running request is worth keeping.
 
+    Sinks, window, budget and level (token or page) are the engine's: a policy only gives scores.
     `needs_mass`: attention mass has to be observed at every step. `min_observed_tokens`: queries
     that must have been observed before it decides; a prefix hit is cut to leave that many.
     """
@@ -34,5 +37,8 @@ class RetentionPolicy(Protocol):
     needs_mass: bool
     min_observed_tokens: int
 
-    def choose(self, pages: StoredPages, settings: RetentionSettings) -> list[int]:
-        """Indices of pages to evict now."""
+    def tail_queries(self, settings: RetentionSettings) -> int:
+        """How many last tokens of a prompt form a step of their own, so that `recent` is theirs."""
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """float [n]: the smallest go first."""

@@ -1,7 +1,15 @@
 """The implementations that come with the workbench, registered by name."""
 
 from workbench.registry import Registry
-from workbench.structural.retention.policies import AttentionMass, KeepAll, SinkWindow
+from workbench.structural.retention.policies import (
+    AttentionMass,
+    HeavyHitters,
+    KeepAll,
+    Random,
+    SinkWindow,
+    SnapKV,
+    Tova,
+)
 from workbench.temporal.scheduling.order import Fcfs, LongestPrefixFirst, Priority
 
 
@@ -14,4 +22,8 @@ def builtin_registry() -> Registry:
     registry.register("retention", "none", KeepAll)
     registry.register("retention", "sink+window", SinkWindow)
     registry.register("retention", "attention-mass", AttentionMass)
+    registry.register("retention", "h2o", HeavyHitters)
+    registry.register("retention", "snapkv", SnapKV)
+    registry.register("retention", "tova", Tova)
+    registry.register("retention", "random", Random)
     return registry

@@ -141,6 +141,9 @@ class Engine:
         self.fetcher.enabled = tiers.dram_mib > 0 or tiers.disk_mib > 0
         self.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
         self.stack.manager.keys.reuse_recoded = cache.reuse == "recoded"
+        policy, tail = self.retainer.policy, self.retainer.tail_tokens()
+        self.scheduler.tail_tokens = tail
+        self.stack.manager.min_new_tokens = max(1, policy.min_observed_tokens, tail or 0)
 
     # ---- requests
 

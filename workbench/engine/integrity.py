@@ -136,7 +136,7 @@ def _check_table_keys(engine: "Engine", request: Request) -> None:
     for group in range(len(manager.classes)):
         for page in range(int(blocks.stored_len[group]) // size):
             row = pool.row_of[int(blocks.table[group, page])]
-            at = int(blocks.page_pos[group, page]) // size
+            at = int(blocks.pos[group, page * size]) // size
             text = request.token_ids[at * size : (at + 1) * size]
             _require(
                 row is None or (row.chain_key == chain[at] and list(row.token_ids) == text),
@@ -166,10 +166,9 @@ def _check_requests(engine: "Engine") -> None:
                 stored <= request.num_computed_tokens and pages >= -(-stored // size),
                 f"I4: request {request.request_id} stores {stored} slots in {pages} pages",
             )
-            first = blocks.page_pos[group, :pages]
-            _require(bool((np.diff(first) >= size).all()), "I4: positions do not increase")
-            last = max(0, stored - 1) // size
-            end = int(first[last]) + stored - last * size if stored else 0
+            positions = blocks.positions(group)
+            _require(bool((np.diff(positions) > 0).all()), "I4: positions do not increase")
+            end = int(positions[-1]) + 1 if stored else 0
             _require(
                 end == request.num_computed_tokens,
                 f"I4: the table of request {request.request_id} ends at token {end} of "

@@ -1,14 +1,17 @@
 """Attention mass of running requests, and the retention policy that reads it after each step."""
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.cache.retention import RetentionPolicy, StoredPages
-from workbench.config import EngineConfig
+from workbench.cache.retention import RetentionPolicy, StoredTokens
+from workbench.config import EngineConfig, RetentionSettings
 from workbench.engine.runner import ForwardBatch
 from workbench.request import Request
+from workbench.structural.retention.budgets import split_budget
 from workbench.structural.retention.observer import MassObserver
+from workbench.structural.retention.selection import floor_tokens, pages_to_drop, slots_to_keep
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -41,6 +44,18 @@ class Retainer:
         """Whether the kernels should return attention mass at this step."""
         return self.policy.needs_mass or (self.for_display and step % MASS_EVERY == 0)
 
+    def tail_tokens(self) -> int | None:
+        """Last tokens of a prompt that form a step of their own, so that they are observed alone.
+
+        None where a policy does not care where a prompt ends. A window longer than a chunk is
+        observed by the chunk's queries.
+        """
+        config = self._engine.config
+        wanted = self.policy.tail_queries(config.retention)
+        if not wanted and config.retention.when == "both":
+            return None
+        return min(wanted, config.scheduling.chunk_tokens, config.scheduling.token_budget)
+
     def max_slots(self, num_tokens: int) -> int:
         """Slots a paged request of this length needs at most at any moment."""
         return _paged_slots(self._engine.config, num_tokens)
@@ -50,12 +65,11 @@ class Retainer:
         observer = self.observers[request.request_id]
         observer.forget_evictions()
         blocks = self._engine.stack.manager.requests[request.request_id]
-        size = self._engine.stack.manager.block_size
-        stored = np.zeros((len(blocks.table), request.num_computed_tokens + size), bool)
-        for group, count in enumerate(blocks.num_pages):
-            tokens = blocks.page_pos[group, :count, None] + np.arange(size)
+        stored = np.zeros((len(blocks.table), request.num_computed_tokens), bool)
+        for group in range(len(stored)):
+            tokens = blocks.pos[group, : blocks.num_pages[group] * blocks.block_size]
             stored[group, tokens[tokens < stored.shape[1]]] = True
-        observer.restore(stored[:, : request.num_computed_tokens])
+        observer.restore(stored)
 
     def observe(self, batch: ForwardBatch, mass: np.ndarray) -> None:
         """Add a step's mass, float [R, num_groups, T] by slot, before the step is committed."""
@@ -66,40 +80,36 @@ class Retainer:
             count = int(batch.q_lens[row])
             stored = blocks.stored_len + count
             pages = -(-stored // size)
-            first = blocks.page_pos[:, : int(pages.max())]
-            positions = (first[..., None] + np.arange(size)).reshape(len(first), -1)
+            width = int(pages.max())
+            positions = blocks.pos[:, : width * size]
             observer = self.observers[request.request_id]
-            observer.observe(positions, stored, mass[row, :, : positions.shape[1]], count)
-            held = np.arange(first.shape[1]) < pages[:, None]
-            rates = observer.page_rates(first, size)
-            pool.mass[blocks.table[:, : first.shape[1]][held]] = rates[held]
+            observer.observe(positions, stored, mass[row, :, : width * size], count)
+            held = np.arange(width) < pages[:, None]
+            rates = observer.page_rates(positions, stored, size)
+            pool.mass[blocks.table[:, :width][held]] = rates[held]
 
     def retain(self, request: Request) -> None:
         """Evict what the policy chooses from a running request."""
         settings = self._engine.config.retention
-        if settings.policy == "none":
+        if settings.policy == "none" or not _is_due(request, settings):
             return
-        manager = self._engine.stack.manager
-        size = manager.block_size
-        observer = self.observers[request.request_id]
+        manager, geometry = self._engine.stack.manager, self._engine.stack.geometry
         blocks = manager.requests[request.request_id]
-        full = blocks.stored_len // size
-        first = blocks.page_pos[:, : int(full.max())]
-        rates = observer.page_rates(first, size)
-        freed = dropped = 0
-        for group, count in enumerate(full):
-            pages = StoredPages(
-                first[group, :count],
-                rates[group, :count],
-                int(blocks.stored_len[group]),
-                request.num_computed_tokens,
-                size,
+        if int(blocks.stored_len.max()) <= floor_tokens(settings):
+            return
+        observer = self.observers[request.request_id]
+        views = [
+            observer.stored(
+                group, blocks.positions(group), request.num_computed_tokens, manager.block_size
             )
-            chosen = self.policy.choose(pages, settings)
-            if chosen:
-                observer.mark_evicted(group, first[group, chosen], size)
-                dropped = max(dropped, len(chosen) * size)
-                freed += manager.evict_pages(request, group, chosen)
+            for group in range(len(manager.classes))
+        ]
+        scores = [self.policy.score(view, settings) for view in views]
+        budgets = split_budget(geometry, views, scores, settings)
+        freed = dropped = 0
+        for group, (view, score) in enumerate(zip(views, scores, strict=True)):
+            gone, pages = self._evict(request, group, view, score, int(budgets[group]))
+            dropped, freed = max(dropped, gone), freed + pages
         if dropped:
             self._engine.log.tell(
                 "retain",
@@ -108,6 +118,46 @@ class Retainer:
                 num_tokens=dropped,
                 policy=settings.policy,
             )
+
+    def _evict(
+        self, request: Request, group: int, view: StoredTokens, score: np.ndarray, budget: int
+    ) -> tuple[int, int]:
+        """(tokens that left one group's table, pages that became free)."""
+        settings, manager = self._engine.config.retention, self._engine.stack.manager
+        size = manager.block_size
+        positions = view.positions.copy()  # the tables change below
+        if settings.level == "page":
+            drop = pages_to_drop(view, score, settings, budget)
+            if not drop:
+                return 0, 0
+            gone = (np.array(drop)[:, None] * size + np.arange(size)).ravel()
+            freed = manager.evict_pages(request, group, drop)
+        else:
+            kept = slots_to_keep(view, score, settings, budget)
+            if kept is None:
+                return 0, 0
+            freed = manager.keep_slots(request, group, kept, functools.partial(self._move, group))
+            if int(manager.requests[request.request_id].stored_len[group]) == len(positions):
+                return 0, 0  # no room for the copies of shared pages
+            gone = np.setdiff1d(np.arange(len(positions)), kept)
+        self.observers[request.request_id].mark_evicted(group, positions[gone])
+        return len(gone), freed
+
+    def _move(self, group: int, source: list[int], slots: np.ndarray, target: list[int]) -> None:
+        """Copy slots of blocks into others (compaction)."""
+        stack = self._engine.stack
+        offset = stack.pool.offset
+        stack.store.compact(stack.specs[group], offset[source], slots, offset[target])
+
+
+def _is_due(request: Request, settings: RetentionSettings) -> bool:
+    """Whether a policy may act on the request after this step."""
+    if settings.when == "both":
+        return True
+    prompt = request.num_prompt_tokens
+    if settings.when == "prefill":  # once, when the prompt is complete
+        return request.num_computed_tokens == prompt
+    return request.num_computed_tokens > prompt
 
 
 def slots_needed(config: EngineConfig, num_tokens: int, longest: int) -> int:
@@ -126,4 +176,6 @@ def _paged_slots(config: EngineConfig, num_tokens: int) -> int:
     if settings.policy == "none":
         return num_tokens
     budget = max(settings.budget_tokens, settings.sink_tokens + settings.window_tokens)
+    if settings.when != "both":  # the whole prompt is stored first
+        return num_tokens
     return min(num_tokens, budget + config.scheduling.chunk_tokens + 2 * config.cache.block_size)

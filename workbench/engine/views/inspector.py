@@ -84,10 +84,12 @@ def _inspect_hbm(engine: "Engine", cell: int) -> BlockView:
     if holders:
         request, group, page_index = holders[0]
         blocks = manager.requests[request.request_id]
-        first = int(blocks.page_pos[group, page_index])
-        stored = int(blocks.stored_len[group]) - page_index * size
-        last = first + min(size, max(stored, 1)) - 1
-        text = "".join(engine.streams[request.request_id].pieces[first : last + 1])
+        stored = max(1, int(blocks.stored_len[group]) - page_index * size)
+        start = page_index * size
+        positions = blocks.pos[group, start : start + min(size, stored)]
+        first, last = int(positions[0]), int(positions[-1])
+        pieces = engine.streams[request.request_id].pieces
+        text = "".join(pieces[at] for at in positions if at < len(pieces))
     elif row is not None:
         text = engine.model.tokenizer.decode(list(row.token_ids))
     order = pool.eviction_order(cls) if cls >= 0 else []

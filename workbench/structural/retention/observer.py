@@ -2,17 +2,21 @@
 
 import numpy as np
 
+from workbench.cache.retention import StoredTokens
+
 
 class MassObserver:
     """Sums by group and original token position, so that eviction moves nothing.
 
     `mass` float [num_groups, tokens]: attention a token received, averaged over a group's layers
-    and query heads. `seen`: queries that could see it while mass was observed.
+    and query heads. `seen`: queries that could see it while mass was observed. `recent`: mass per
+    query of the newest observed step.
     """
 
     def __init__(self, num_groups: int, max_tokens: int) -> None:
         self.mass = np.zeros((num_groups, max_tokens), np.float32)
         self.seen = np.zeros((num_groups, max_tokens), np.int32)
+        self.recent = np.zeros((num_groups, max_tokens), np.float32)
         self.evicted = np.zeros((num_groups, max_tokens), bool)
         self.num_observed = 0
         self._kept = np.ones(num_groups)
@@ -30,6 +34,7 @@ class MassObserver:
         group, at = np.nonzero(slot < stored[:, None])
         where = group, positions[group, at]
         self.mass[where] += mass[group, at]
+        self.recent[where] = mass[group, at] / num_queries
         self.seen[where] += np.minimum(num_queries, stored[group] - at).astype(np.int32)
         self.num_observed += num_queries
 
@@ -39,17 +44,28 @@ class MassObserver:
         rates: np.ndarray = (self.mass[:, start:stop] / seen).mean(axis=0)
         return rates
 
-    def page_rates(self, first_token: np.ndarray, block_size: int) -> np.ndarray:
-        """Mean rate over each page's tokens, float [num_groups, n] like `first_token`."""
-        tokens = first_token[..., None] + np.arange(block_size)  # [num_groups, n, block_size]
-        group = np.arange(len(first_token))[:, None, None]
-        seen = np.maximum(self.seen[group, tokens], 1)
-        rates: np.ndarray = (self.mass[group, tokens] / seen).mean(axis=-1)
-        return rates
+    def stored(
+        self, group: int, positions: np.ndarray, num_tokens: int, block_size: int
+    ) -> StoredTokens:
+        """What a policy sees of a group's stored tokens."""
+        mass = self.mass[group, positions]
+        rate = mass / np.maximum(self.seen[group, positions], 1)
+        recent = self.recent[group, positions]
+        return StoredTokens(positions, mass, rate, recent, num_tokens, block_size)
 
-    def mark_evicted(self, group: int, first_tokens: np.ndarray, block_size: int) -> None:
-        """The tokens of these pages are no longer stored in a group."""
-        tokens = (first_tokens[:, None] + np.arange(block_size)).ravel()
+    def page_rates(self, positions: np.ndarray, stored: np.ndarray, block_size: int) -> np.ndarray:
+        """Mean rate over each page's tokens, float [num_groups, pages].
+
+        positions: int [num_groups, pages * block_size]; stored: int [num_groups] slots in use.
+        """
+        group = np.arange(len(positions))[:, None]
+        rates = self.mass[group, positions] / np.maximum(self.seen[group, positions], 1)
+        rates *= np.arange(positions.shape[1]) < stored[:, None]
+        mean: np.ndarray = rates.reshape(len(positions), -1, block_size).mean(axis=-1)
+        return mean
+
+    def mark_evicted(self, group: int, tokens: np.ndarray) -> None:
+        """These tokens, int positions, are no longer stored in a group."""
         evicted = self.evicted[group]
         gone = tokens[~evicted[tokens]]
         seen = np.maximum(self.seen[group], 1)

@@ -1,63 +1,117 @@
-"""Page-level retention: pages are really freed, the positions of what stays are kept."""
+"""Retention policies: each one is a score per stored token, and the lowest scores go first."""
 
 import numpy as np
 
-from workbench.cache.retention import StoredPages
+from workbench.cache.retention import StoredTokens
 from workbench.config import RetentionSettings
 
+SNAPKV_POOL = 5  # width of the average over neighbours
 
-class KeepAll:
-    """Evicts nothing."""
+
+class _Policy:
+    """Defaults: nothing has to be observed."""
 
     needs_mass = False
     min_observed_tokens = 0
 
-    def choose(self, pages: StoredPages, settings: RetentionSettings) -> list[int]:
-        """Nothing to evict."""
-        return []
+    def tail_queries(self, settings: RetentionSettings) -> int:
+        """No step of its own for the end of a prompt."""
+        return 0
 
 
-class SinkWindow:
+class KeepAll(_Policy):
+    """Evicts nothing."""
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Every token is worth the same; the engine does not ask."""
+        return np.zeros(len(tokens.positions))
+
+
+class SinkWindow(_Policy):
     """Keeps the first tokens and the last ones (StreamingLLM, with original positions).
 
-    Pages that hold a sink token stay; then the oldest pages go until the budget holds.
     Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks.
     """
 
-    needs_mass = False
-    min_observed_tokens = 0
-
-    def choose(self, pages: StoredPages, settings: RetentionSettings) -> list[int]:
-        """The oldest pages that hold no sink."""
-        excess = num_excess_pages(pages, settings)
-        candidates = np.flatnonzero(pages.first_token >= settings.sink_tokens)
-        return [int(page) for page in candidates[:excess]]
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Newer is better."""
+        return tokens.positions.astype(np.float64)
 
 
-class AttentionMass:
-    """Keeps the heavy hitters by page: sinks, recent tokens, and the pages read most.
+class AttentionMass(_Policy):
+    """Keeps what is read most, per query that could see it, so that age is no advantage.
 
-    The score is the attention mass per token and per query that could see it, so that old tokens
-    have no advantage by age. Source: Zhang et al., H2O, with kvpress's age normalisation.
+    Source: Zhang et al., H2O, with kvpress's age normalisation (ObservedAttention).
     """
 
     needs_mass = True
     min_observed_tokens = 1
 
-    def choose(self, pages: StoredPages, settings: RetentionSettings) -> list[int]:
-        """Pages outside sinks and window with the smallest mass."""
-        excess = num_excess_pages(pages, settings)
-        newest = pages.num_tokens - settings.window_tokens
-        movable = (pages.first_token >= settings.sink_tokens) & (
-            pages.first_token + pages.block_size <= newest
-        )
-        candidates = np.flatnonzero(movable)
-        order = np.argsort(pages.mass_rate[candidates], kind="stable")
-        return [int(page) for page in candidates[order[:excess]]]
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Mean attention over the queries that could see the token."""
+        return tokens.rate
 
 
-def num_excess_pages(pages: StoredPages, settings: RetentionSettings) -> int:
-    """Full pages beyond the budget; never below sinks and window."""
-    floor = settings.sink_tokens + settings.window_tokens
-    budget = max(settings.budget_tokens, floor)
-    return max(0, -(-(pages.num_stored - budget) // pages.block_size))
+class HeavyHitters(_Policy):
+    """Keeps the tokens with the largest attention summed over all queries so far.
+
+    Source: Zhang et al., H2O: Heavy-Hitter Oracle; old tokens have the advantage of age.
+    """
+
+    needs_mass = True
+    min_observed_tokens = 1
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Accumulated attention."""
+        return tokens.mass
+
+
+class SnapKV(_Policy):
+    """Keeps what the last queries of the prompt read, smoothed over neighbours.
+
+    Source: Li et al., SnapKV; mean over the window's queries and the group's heads and an average
+    pool of 5, as kvpress has it.
+    """
+
+    needs_mass = True
+    min_observed_tokens = 1
+
+    def tail_queries(self, settings: RetentionSettings) -> int:
+        """The window is the last step of the prompt."""
+        return settings.window_tokens
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Attention of the window's queries, averaged over five neighbouring tokens."""
+        count = max(0, len(tokens.positions) - settings.window_tokens)
+        kernel = np.full(SNAPKV_POOL, 1 / SNAPKV_POOL)
+        pooled = tokens.recent.astype(np.float64).copy()
+        pooled[:count] = np.convolve(tokens.recent[:count], kernel, "same")[:count]
+        return pooled
+
+
+class Tova(_Policy):
+    """Keeps what the last query read.
+
+    Source: Oren et al., Transformers are Multi-State RNNs (TOVA).
+    """
+
+    needs_mass = True
+    min_observed_tokens = 1
+
+    def tail_queries(self, settings: RetentionSettings) -> int:
+        """The last token of a prompt is a step of its own."""
+        return 1
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Attention of the newest query."""
+        return tokens.recent
+
+
+class Random(_Policy):
+    """Keeps tokens by chance: what every other policy has to beat."""
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """A number that depends on the position alone, so that a choice stays made."""
+        mixed = tokens.positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        return (mixed * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(11)).astype(np.float64)

@@ -165,7 +165,7 @@ class Fetcher:
 
     def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
         first = len(hit.rows)
-        most = (request.num_tokens - 1) // self.manager.block_size
+        most = self.manager.most_hit_pages(request)
         lineages = [hit.lineage] if first else self.manager.keys.lineages
         best: list[PrefixKey] = []
         for lineage in lineages:
@@ -239,7 +239,7 @@ class Fetcher:
         loaded = self._loaded.get(request.request_id)
         if loaded is None or len(hit.rows) < loaded.first:
             return [], hit.lineage
-        most = (request.num_tokens - 1) // self.manager.block_size
+        most = self.manager.most_hit_pages(request)
         for lineage in [hit.lineage] if hit.rows else self.manager.keys.lineages:
             pages: list[np.ndarray] = []
             for key in self.manager.keys.row_keys(request, lineage)[len(hit.rows) : most]:

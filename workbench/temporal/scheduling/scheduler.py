@@ -38,6 +38,7 @@ class Scheduler:
         self.clock = clock
         self.max_slots = max_slots
         self.prefix_caching = True
+        self.tail_tokens: int | None = None
         self.on_admit: Callable[[Request, PrefixHit, int], None] = lambda request, hit, loaded: None
         self._tell = tell
         self._num_arrived = 0
@@ -124,9 +125,22 @@ class Scheduler:
     def _num_new_tokens(self, request: Request, budget: StepBudget) -> int:
         if budget.num_seqs <= 0:
             return 0
-        count = request.num_tokens - request.num_computed_tokens
+        return self._chunk(request, request.num_computed_tokens, budget)
+
+    def _chunk(self, request: Request, num_known: int, budget: StepBudget) -> int:
+        """Tokens to compute now of those behind the first `num_known`.
+
+        The last `tail_tokens` of a prompt (if not None) are computed apart from what is in front
+        of them and from what follows.
+        """
+        count = request.num_tokens - num_known
         if count > 1:
             count = min(count, self.settings.chunk_tokens)
+        if self.tail_tokens is not None:
+            end = request.num_prompt_tokens - num_known
+            for boundary in (end, end - self.tail_tokens):
+                if 0 < boundary < count:
+                    count = boundary
         return min(count, budget.num_tokens)
 
     def _make_room(
@@ -219,7 +233,7 @@ class Scheduler:
             pages, lineage = [], hit.lineage
         num_loaded = len(pages) * self.manager.block_size
         known = hit.num_tokens + num_loaded
-        count = min(request.num_tokens - known, self.settings.chunk_tokens, budget.num_tokens)
+        count = self._chunk(request, known, budget)
         reserve = promised = 0
         if self.manager.contiguous:
             longest = request.num_prompt_tokens + request.sampling.max_tokens

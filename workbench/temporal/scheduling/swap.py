@@ -19,7 +19,7 @@ class SwapRecord:
     keys: list[TierKey]
     num_pages: np.ndarray
     stored_len: np.ndarray
-    page_pos: np.ndarray
+    pos: np.ndarray
     lineage: str
     hashing: bool
     num_computed_tokens: int
@@ -44,7 +44,7 @@ class SwapSpace:
         if blocks is None or self.manager.contiguous:
             return 0
         pool = self.manager.pool
-        used = -(-blocks.stored_len // self.manager.block_size)
+        used = blocks.num_used_pages()
         num_pages = int(used.max(initial=0))
         keys: list[TierKey] = []
         moved = 0
@@ -69,7 +69,7 @@ class SwapSpace:
             keys,
             used,
             blocks.stored_len.copy(),
-            blocks.page_pos[:, :num_pages].copy(),
+            blocks.pos[:, : num_pages * self.manager.block_size].copy(),
             blocks.lineage,
             blocks.hashing,
             request.num_computed_tokens,
@@ -95,7 +95,7 @@ class SwapSpace:
             rows,
             num_pages=record.num_pages,
             stored_len=record.stored_len,
-            page_pos=record.page_pos,
+            pos=record.pos,
             lineage=record.lineage,
             hashing=record.hashing,
         )
