@@ -132,7 +132,7 @@ async def _hello(socket: WebSocket) -> str | None:
     except WebSocketDisconnect:
         return None
     except (KeyError, TypeError, ValueError, TimeoutError):
-        pass
+        pass  # no hello, whatever else it was: the sentence below is the answer
     await socket.close(_POLICY, 'the first message must be {"tab": "<id>"}')
     return None
 

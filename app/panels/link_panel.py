@@ -68,6 +68,8 @@ def show_offer(page: Page) -> None:
             )
         if state.offer:
             _show_changes(page)
+        else:
+            st.button(texts("button.keep_link"), key="offer_keep", on_click=refuse_offer)
 
 
 def _show_changes(page: Page) -> None:

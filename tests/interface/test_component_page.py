@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, expect
 
 from app.components.live_view.bundle import default_text
+from workbench.snapshot import TextView, decode_frame, encode_frame
 
 from .component_browser import chromium, opened
 from .component_frames import Plan, frame_of
@@ -42,6 +44,73 @@ def test_no_node_is_replaced_and_nothing_shifts(browser: Browser) -> None:
             )
             == 1
         )
+
+
+def growing_text(tick: int) -> bytes:
+    """A frame whose first request has written 40 tokens more each tick; the newest 512 are told."""
+    snapshot, cells, tables = decode_frame(frame_of(Plan(tick=tick)))
+    end = 40 * tick + 1
+    start = max(0, end - 512)
+    text = TextView(
+        start=start,
+        pieces=[piece_at(i) for i in range(start, end)],
+        mass=[(31 * i) % 256 for i in range(start, end)],
+        evicted=[0] * (end - start),
+        num_prompt_tokens=40,
+    )
+    first, *rest = snapshot.requests
+    requests = [msgspec.structs.replace(first, text=text, status="running"), *rest]
+    return encode_frame(msgspec.structs.replace(snapshot, requests=requests), cells, tables)
+
+
+def piece_at(index: int) -> str:
+    """A token of the growing text: words, long ones, line ends."""
+    if index % 97 == 96:
+        return "x" * 200
+    return "\n" if index % 61 == 60 else f" w{index * 7919 % 10 ** (1 + index % 5)}"
+
+
+PLACES = """Object.fromEntries([...document.querySelector('#stage').shadowRoot
+  .querySelectorAll('.text-line')].filter((line) => line.querySelector('.tok')).slice(0, -1)
+  .map((line) => [line.style.top, line.textContent]))"""
+
+
+def test_growing_text_moves_no_line_and_leaves_nothing_out(browser: Browser) -> None:
+    with opened(browser, frames=growing_text) as view:
+        view.tick_to(6)
+        view.settle()
+        view.page.evaluate("window.moved = 0")
+        before: dict[str, str] = {}
+        for tick in range(8, 44, 3):
+            view.tick_to(tick)
+            now = view.page.evaluate(PLACES)
+            assert {top: before[top] for top in before if top in now}.items() <= now.items()
+            before |= now
+        view.freeze()
+        view.settle()
+        body = view.page.locator("#stage .text-body")
+        assert body.locator(".tok").count() < 1100
+        assert body.evaluate("(b) => b.scrollHeight - b.scrollTop - b.clientHeight") < 1
+        assert body.evaluate("(b) => b.scrollWidth <= b.clientWidth")
+        before |= view.page.evaluate(PLACES)
+        shown = "".join(before[top] for top in sorted(before, key=lambda top: float(top[:-2])))
+        whole = "".join(piece_at(i) for i in range(40 * 44)).replace("\n", "")
+        assert shown in whole and len(shown) > 5000
+        assert view.page.evaluate("moved") == 0
+
+
+def test_presses_that_are_not_reported_as_run_are_carried_by_the_next(browser: Browser) -> None:
+    with opened(browser) as view:
+        view.settle()
+        view.page.evaluate("rerun({done: []})")
+        for _ in range(2):
+            view.page.get_by_label("Pause").click()
+        first, second = view.commands("pause")
+        assert "earlier" not in first
+        assert [command["nonce"] for command in second["earlier"]] == [first["nonce"]]  # type: ignore[attr-defined]
+        view.page.evaluate("rerun({done: window.commands.map((c) => c.nonce)})")
+        view.page.get_by_label("Pause").click()
+        assert "earlier" not in view.commands("pause")[-1]
 
 
 def test_one_socket_a_tab_says_hello_and_closes_with_the_last_part(browser: Browser) -> None:

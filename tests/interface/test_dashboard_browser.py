@@ -114,6 +114,42 @@ def test_a_key_press_beside_another_run_is_not_lost(tab: Tab, dashboard: Dashboa
         tab.wait_answer(f"chunk {value} tokens")
 
 
+def test_presses_beside_another_run_are_all_run(tab: Tab, dashboard: Dashboard) -> None:
+    for knob, path in (("chunk_tokens", 64), ("token_budget", 128)):
+        tab.key(f"knob_scheduling_{knob}").locator("input[type=range]").focus()
+        tab.page.keyboard.press("ArrowLeft")
+        tab.wait_setting(f"scheduling.{knob}", str(path))
+        tab.settled()
+    engine, undo = dashboard.engine_pid(), tab.page.get_by_label("Undo").bounding_box()
+    assert undo is not None
+    os.kill(engine, signal.SIGSTOP)  # as in a long step: the first press waits for the engine
+    try:
+        for _ in range(2):  # and the run it caused is in its first moments
+            tab.page.mouse.click(undo["x"] + 14, undo["y"] + 14)
+            tab.page.wait_for_timeout(60)
+        tab.page.get_by_label("Pause").click()
+        tab.page.wait_for_timeout(300)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    tab.wait_setting("scheduling.token_budget", "256")
+    tab.wait_setting("scheduling.chunk_tokens", "128")
+    tab.wait_snapshot("s.state === 'paused'")
+    tab.settled()
+    tab.page.get_by_label("Play").click()
+    tab.wait_snapshot("s.state !== 'paused'")
+
+
+def test_a_bar_over_the_page_moves_nothing(browser: Browser, dashboard: Dashboard) -> None:
+    tab = Tab(browser, dashboard.url + "?cache.kformat=int8")
+    grid = tab.page.locator(".grid-G1")
+    tab.page.get_by_text("unknown setting 'cache.kformat'").wait_for()
+    before = grid.bounding_box()
+    tab.press("offer_keep")
+    tab.key("offer_bar").wait_for(state="detached")
+    assert grid.bounding_box() == before
+    tab.close()
+
+
 def test_back_is_undo(tab: Tab) -> None:
     tab.choose("knob_scheduling_order", "longest prefix")
     tab.wait_setting("scheduling.order", "'longest-prefix-first'")

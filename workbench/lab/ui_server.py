@@ -56,7 +56,7 @@ class DashboardServer:
                     if answer.status == 200:
                         return
             except OSError:
-                pass
+                pass  # not listening yet: asked again, until it is or its process has ended
             if self._process.poll() is not None:
                 break
             rest.wait(_POLL_S)

@@ -34,6 +34,7 @@ class Loader:
         self._options = options
         self._clock = clock
         self._started_s = clock.now_s()
+        self._downloads = False  # a cached model is all there at the first report
         self._thread = threading.Thread(target=self._run, name="model loader", daemon=True)
         self._thread.start()
 
@@ -81,7 +82,8 @@ class Loader:
     def _fetched(self, done: int, total: int) -> None:
         elapsed_s = self._clock.now_s() - self._started_s
         remaining_s = elapsed_s * (total - done) / done if done else 0.0
-        self.progress = _FETCH_SHARE * done / total if done < total else 0.0
+        self._downloads = self._downloads or done < total
+        self.progress = _FETCH_SHARE * done / total if self._downloads else 0.0
         self.state_detail = detail(
             "fetch", num_bytes=done, total_bytes=total, remaining_s=round(remaining_s)
         )

@@ -47,7 +47,8 @@ class NumberView {
     show(this.unit, !missing);
     show(this.why, missing);
     if (missing) {
-      const text = number ? notAvailable(number, words) : words("number.na", { why: words("number.no_reason") });
+      const why = snap.state === "loading" ? "number.loading" : "number.no_reason";
+      const text = number ? notAvailable(number, words) : words("number.na", { why: words(why) });
       setText(this.why, text);
       setAttr(this.why, "title", text);
     } else {

@@ -1,6 +1,6 @@
 // The last step: prefill and decode tokens of its batch, and its milliseconds by part.
 
-import { attrs, h, setAttr, setSpan, setText } from "./dom.js";
+import { attrs, h, setAttr, setClass, setSpan, setText } from "./dom.js";
 import { significant } from "./format.js";
 
 export const STEP_PARTS = ["attention", "linears", "gather", "dequant", "scheduler", "other"];
@@ -17,6 +17,7 @@ export class StepStrip {
   }
 
   update(step) {
+    setClass(this.node, "no-step", !step);
     if (!step) return setText(this.title, this.words("step.none"));
     setText(this.title, this.words("step.title", {
       step: step.step, prefill: step.num_prefill_tokens, decode: step.num_decode_tokens,

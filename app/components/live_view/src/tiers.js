@@ -48,7 +48,7 @@ export class TierBar {
 
   showOff(view) {
     for (const part of this.parts) setSpan(part, 0, 0);
-    setText(this.figures, view && view.note ? view.note : this.words("tier.off"));
+    setText(this.figures, view ? view.note || this.words("tier.off") : "–"); // none is known while loading
     setText(this.flow, "");
     setText(this.tag, "");
     setAttr(this.bar, "aria-label", this.words("tier.off"));
