@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 
-const LINE_PX = 20, KEPT_TOKENS = 600, SPARE_TOKENS = 200;
+const LINE_PX = 20, WORD_END_PX = 44, KEPT_TOKENS = 600, SPARE_TOKENS = 200;
 
 export class TextLines {
   // `refill` is called when another width has emptied the lines.
@@ -67,11 +67,12 @@ export class TextLines {
   }
 
   // [text, whether it begins a line]: a word that does not fit goes to the next line and leaves its
-  // space behind; one that fits no line is cut.
+  // space behind; one that fits no line is cut. A line's last part is for the ends of words, which
+  // come as tokens of their own.
   fitting(part) {
-    const room = this.width - this.used;
-    if (this.measure(part) <= room) return [[part, false]];
     const word = part.trimStart(), space = part.slice(0, part.length - word.length);
+    const room = this.width - this.used - (space && this.used ? WORD_END_PX : 0);
+    if (this.measure(part) <= room) return [[part, false]];
     if (this.measure(word) <= this.width) return [[space, false], [word, true]];
     const pieces = [[space, false]];
     for (let rest = [...word]; rest.length;) {
