@@ -9,6 +9,7 @@ from kvkernels.common import merge
 from kvkernels.layout import PageSpec
 from kvkernels.pages import RECODE_BATCH, check_recode
 from kvkernels.triton_attend import attend, layout_args
+from kvkernels.triton_formats import check_twins
 from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
 from kvkernels.triton_plan import Plan, make_plan
 
@@ -110,6 +111,8 @@ def recode_pages(
     Pages of a `source` on another device come through counted scratch in batches.
     """
     check_recode(src_spec, dst_spec)
+    check_twins(src_spec)
+    check_twins(dst_spec)
     if num_slots is None:
         num_slots = torch.full_like(src_offsets, src_spec.block_size)
     num_slots = num_slots.to(arena.device, torch.int32)

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvkernels.api import Rope, RopeTable, Scratch, StepTables, Timers
 from kvkernels.layout import PageSpec
 from kvkernels.rows import HostRows, check_tables
+from kvkernels.triton_formats import check_twins
 
 SMALL_TILE = 16  # query rows of a decode program
 MIN_SPLIT = 128  # slots of a split at least
@@ -74,6 +75,7 @@ def make_plan(
     `num_splits` fixes the decode splits (default: chosen so that the GPU is full); `timers` is
     accepted for the common signature and stays zero, since launches return before they run.
     """
+    check_twins(spec)
     check_tables(tables, rope, rope_table, spec)
     host = HostRows(spec, tables)
     request, group = np.divmod(np.arange(host.num_rows), host.num_groups)

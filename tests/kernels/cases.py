@@ -41,6 +41,13 @@ class Case:
     def spec(self) -> PageSpec:
         return PageSpec(2, self.heads, self.dim, self.block, self.k, self.v)
 
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """How many tokens of the step each request receives: none where pages come whole."""
+        if self.spec.k.grouped or self.spec.v.grouped:
+            return (0,) * len(self.q_lens)
+        return self.q_lens if self.new_lens is None else self.new_lens
+
 
 @dataclass(frozen=True)
 class World:
@@ -68,7 +75,7 @@ def build(case: Case) -> World:
     generator = torch.Generator().manual_seed(case.seed)
     kv = np.array(case.kv_lens, np.int32)
     q_lens = np.array(case.q_lens, np.int32)
-    new = q_lens if case.new_lens is None else np.array(case.new_lens, np.int32)
+    new = np.array(case.writes, np.int32)
     groups, requests = kv.shape
     width = int(-(-max(int(kv.max()), 1) // case.block)) + 1
     offsets = np.full((groups, requests, width), -1, np.int64)
@@ -82,6 +89,11 @@ def build(case: Case) -> World:
                 nth += 1
     state = FormatState.from_spec(spec)
     state.k_scale[LAYER], state.v_scale[LAYER] = 0.5, 0.25
+    if groups == 1:
+        state.k_head_scale[LAYER] = 0.25 + torch.arange(case.heads) / 4
+        state.v_head_scale[LAYER] = 1.5 - torch.arange(case.heads) / 4
+    else:
+        state.k_head_scale, state.v_head_scale = torch.full((2, 2, 1), 0.75).unbind(0)
     pages = torch.zeros(order.size, spec.page_bytes, dtype=torch.uint8)
     for plane in ("k", "v"):
         shape = (order.size, spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
@@ -102,7 +114,7 @@ def build(case: Case) -> World:
         pos=rng.integers(0, 500, (groups, requests, slots)).astype(np.int32) if case.rope else None,
         log_count=rng.random((groups, requests, slots)).astype(np.float32) if case.log else None,
         query_pos=rng.integers(0, 500, tokens).astype(np.int32) if case.rope else None,
-        new_lens=None if case.new_lens is None else new,
+        new_lens=None if case.writes == case.q_lens else new,
         new_starts=None if case.new_starts is None else np.array(case.new_starts, np.int32),
     )
     return World(
@@ -119,11 +131,13 @@ def _poison(
         live = int(np.clip(stored[g, r] - p * block, 0, block))
         used[offsets[g, r, p] // spec.page_bytes, :live] = True
     empty = torch.from_numpy(~used)  # [n, S]
-    for plane in ("k", "v"):
+    for plane, fmt in (("k", spec.k), ("v", spec.v)):
         data, meta = pages_module.plane_view(pages, spec, plane)
         data.masked_fill_(empty[:, None, None, :, None], 0xFF)  # NaN in every float format
         if meta is not None:
-            meta.masked_fill_(empty[:, None, None, None, :], float("nan"))
+            # what tokens share stays while one of them is there
+            gone = empty.all(1, keepdim=True).expand_as(empty) if fmt.grouped else empty
+            meta.masked_fill_(gone[:, None, None, None, :], float("nan"))
 
 
 def run(world: World, backend: ModuleType, mass: str | None = "token") -> AttentionResult:
@@ -240,13 +254,27 @@ def write_error(world: World) -> float:
 
 def step_of(fmt: str, x: Tensor) -> Tensor:
     """Half a step of the format at x, a little widened by fp16 metadata."""
-    if fmt == "fp32":
-        return torch.full_like(x, 1e-7) + x.abs() * 2.0**-24
-    if fmt == "bf16":
-        return x.abs() * 2.0**-8 + 1e-9
-    if fmt == "fp8_e4m3":
-        return x.abs() * 2.0**-4 * 1.001 + 2.0**-10
-    if fmt == "int8":
-        return (x.abs().amax(-1, keepdim=True) / 254 * 1.15 + 1e-7).expand_as(x)
+    top = x.abs().amax(-1, keepdim=True)
     span = x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)
-    return (span / 30 * 1.05 + 2e-3).expand_as(x)
+    norm = x.square().sum(-1, keepdim=True).sqrt()
+    steps = {
+        "fp32": x.abs() * 2.0**-24 + 1e-7,
+        "bf16": x.abs() * 2.0**-8 + 1e-9,
+        "fp8_e4m3": x.abs() * 2.0**-4 * 1.001 + 2.0**-10,
+        "fp8_e4m3_head": x.abs() * 2.0**-4 * 1.001 + 2.0**-9,
+        "fp8_e4m3_token": x.abs() * 2.0**-4 * 1.001 + top / 448 * 2.0**-10 + 1e-7,
+        "fp8_e5m2": x.abs() * 2.0**-3 * 1.001 + 2.0**-17,
+        "int8": top / 254 * 1.15 + 1e-7,
+        "int4": span / 30 * 1.05 + 4e-3,
+        "int3": span / 14 * 1.05 + 4e-3,
+        "int2": span / 6 * 1.05 + 4e-3,
+        "nvfp4": top / 6 * 1.07 + 2.0**-9,
+        # errors of a rotated vector mix: no element is further off than the vector is
+        "int4_rotated": norm / 8 + 4e-3,
+        "turbo4": norm / 4 + 1e-9,
+        "turbo3": norm / 2.5 + 1e-9,
+    }
+    everywhere = (x.max() - x.min()).expand(1)  # groups lie along tokens
+    for bits in (4, 3, 2):
+        steps[f"kivi{bits}"] = everywhere / (2**bits - 1) / 2 * 1.05 + 4e-3
+    return steps[fmt].expand_as(x)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import torch
 from kvkernels import reference, triton_backend
 from kvkernels.api import FormatState, Scratch
-from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.layout import PageSpec
 from kvkernels.pages import decode_pages, encode_pages
+from kvkernels.triton_formats import TWINS
 
 from tests.kernels.cases import Case, build, errors
 
@@ -22,7 +23,7 @@ TWO = {"num_splits": 2}
 def short_cases() -> Iterator[Case]:
     """Each format, length remainder, group size and option at least once."""
     mixed = ((17, 16, 31, 4),)
-    for fmt, share in zip(FORMATS, (3, 1, 7, 3, 1), strict=True):
+    for fmt, share in zip(TWINS, (3, 1, 7, 3, 1), strict=True):
         yield Case(
             fmt, fmt, mixed, (1, 1, 3, 4), heads=1, share=share, log=fmt == "int8", options=TWO
         )
@@ -35,9 +36,9 @@ def short_cases() -> Iterator[Case]:
 
 def all_cases() -> Iterator[Case]:
     """The sweep: every pair of formats, remainders, group sizes, head sizes and options."""
-    for k, v in itertools.product(FORMATS, FORMATS):
+    for k, v in itertools.product(TWINS, TWINS):
         yield Case(k, v, ((17, 16, 31, 40),), (1, 1, 3, 25), heads=1, options=TWO)
-    for fmt, share, dim in itertools.product(FORMATS, (1, 3, 7), (64, 128)):
+    for fmt, share, dim in itertools.product(TWINS, (1, 3, 7), (64, 128)):
         for length in (32, 33, 47):
             lens = ((length, 5), (16, length))
             yield Case(fmt, fmt, lens, (1, 4), 1, share, dim, log=True, options=TWO)
@@ -88,9 +89,9 @@ def main(wide: bool) -> None:
     attention = {}
     for case in all_cases() if wide else short_cases():
         attention[str(case)] = errors(build(case), triton_backend) | {"bf16": case.bf16}
-    pairs = [(fmt, "int8") for fmt in FORMATS] + [("bf16", "fp8_e4m3"), ("int8", "int4")]
+    pairs = [(fmt, "int8") for fmt in TWINS] + [("bf16", "fp8_e4m3"), ("int8", "int4")]
     if wide:
-        pairs = list(itertools.product(FORMATS, FORMATS))
+        pairs = list(itertools.product(TWINS, TWINS))
     print(json.dumps({"attention": attention, "pages": pages_agree(pairs)}))
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
-from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.layout import PageSpec
 from kvkernels.triton_attend import dot_type, launch_shape, layout_args
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
 from kvkernels.triton_backend import MOVE_BLOCK, plane_args, write_warps
+from kvkernels.triton_formats import TWINS
 from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
 from kvkernels.triton_plan import SMALL_TILE
 from triton.backends.compiler import GPUTarget
@@ -112,15 +113,15 @@ def every(wide: bool) -> Iterator[dict]:
 
     yield usage("move", move_kernel, {"BLOCK": MOVE_BLOCK}, {"src": "*i64", "dst": "*i64"})
     yield usage("combine", combine_kernel, {"D": 64, "BLOCK_S": 16}, {"out": "*bf16"}, num_warps=2)
-    for fmt in FORMATS:
+    for fmt in TWINS:
         yield write(spec(fmt))
         yield recode(spec("bf16"), spec(fmt))
         yield from attention(spec(fmt), torch.bfloat16, 3)
     if not wide:
         return
-    for k in FORMATS:
+    for k in TWINS:
         yield write(PageSpec(30, 8, 128, 16, k, k))
-        for v in FORMATS:
+        for v in TWINS:
             yield recode(spec(k), spec(v))
             if k != v:
                 yield from attention(spec(k, v), torch.bfloat16, 3)

@@ -15,7 +15,7 @@ def test_equals_torch(fmt: str, scale: float, shift: float) -> None:
     generator = torch.Generator().manual_seed(7)
     x = (torch.randn(48, 64, generator=generator) + shift) * scale
     assert x.numel() <= MAX_ELEMENTS
-    encode = FORMATS[fmt].encode
+    encode = FORMATS[fmt].key.encode
     small, large = encode(x), encode(x[:, None])  # three axes take the torch path
     assert small.meta is not None and large.meta is not None
     assert torch.equal(small.data, large.data[:, 0])

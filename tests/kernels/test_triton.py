@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from kvkernels import triton_formats
+from kvkernels.layout import FORMATS, PageSpec
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux only")
 
@@ -37,6 +39,16 @@ def check_registers(report: list) -> None:
     spilled = [x for x in report if x["stack"] or x["local"]]
     assert not spilled, f"kernels that spill registers: {spilled}"
     assert all(x["registers"] <= 255 and x["shared"] <= 227 * 1024 for x in report), report
+
+
+def test_formats_without_a_kernel_are_named() -> None:
+    missing = [fmt for fmt in FORMATS if fmt not in triton_formats.TWINS]
+    for fmt in missing:
+        sentence = f"k_format = {fmt} has no Triton kernel: choose one of"
+        with pytest.raises(ValueError, match=sentence):
+            triton_formats.check_twins(PageSpec(1, 1, 64, 16, fmt, "bf16"))
+        with pytest.raises(ValueError, match=sentence.replace("k_", "v_")):
+            triton_formats.check_twins(PageSpec(1, 1, 64, 16, "bf16", fmt))
 
 
 @pytest.mark.timeout(900)

@@ -124,23 +124,17 @@ class PageFormat:
 
 
 @dataclass(frozen=True)
-class Method(PageFormat):
-    """A method whose K and V planes differ; `bits` are those of the K codes."""
+class Method:
+    """A method whose K and V planes differ: `key` and `value` are their formats."""
 
-    keys: PageFormat | None = None
-    values: PageFormat | None = None
-
-    @property
-    def key(self) -> PageFormat:
-        """The format of a K plane under this name."""
-        assert self.keys is not None
-        return self.keys
+    name: str
+    key: PageFormat
+    value: PageFormat
 
     @property
-    def value(self) -> PageFormat:
-        """The format of a V plane under this name."""
-        assert self.values is not None
-        return self.values
+    def bits(self) -> int:
+        """Bits of a K code."""
+        return self.key.bits
 
 
 def affine(x: Tensor, levels: int, axis: int = -1) -> tuple[Tensor, Tensor, Tensor]:
