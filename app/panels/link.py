@@ -29,21 +29,35 @@ def link_params(config: EngineConfig) -> dict[str, str]:
 
 def read_link(params: Mapping[str, str]) -> LinkContent:
     """Settings in a query; a bad one is left out and named in `error`, the others stand."""
-    changes: dict[str, Any] = {}
-    error = ""
-    for path, text in params.items():
-        if path in OTHER_PARAMS:
-            continue
-        if path in LOCAL_SETTINGS:
-            error = error or f"{path} belongs to a machine and is not taken from a link"
-            continue
-        try:
-            config = replace_settings(EngineConfig(), {path: text})
-        except SettingError as refusal:
-            error = error or str(refusal)
-            continue
-        changes[path] = get_setting(config, path)
-    return LinkContent(changes, error)
+    local = [path for path in params if path in LOCAL_SETTINGS]
+    asked = {p: text for p, text in params.items() if p not in (*LOCAL_SETTINGS, *OTHER_PARAMS)}
+    error = f"{local[0]} belongs to a machine and is not taken from a link" if local else ""
+    try:
+        config, good = replace_settings(EngineConfig(), asked), list(asked)
+    except SettingError:
+        config, good, refusal = _one_by_one(asked)
+        error = error or refusal
+    return LinkContent({path: get_setting(config, path) for path in good}, error)
+
+
+def _one_by_one(asked: dict[str, str]) -> tuple[EngineConfig, list[str], str]:
+    """What of a query can stand together, its paths, and the first refusal of the rest.
+
+    A setting may need another one, whichever comes first: what is refused is tried again.
+    """
+    config, good, waiting = EngineConfig(), list[str](), dict(asked)
+    while True:
+        error, before = "", len(good)
+        for path, text in list(waiting.items()):
+            try:
+                config = replace_settings(config, {path: text})
+            except SettingError as refusal:
+                error = error or str(refusal)
+                continue
+            good.append(path)
+            del waiting[path]
+        if not waiting or len(good) == before:
+            return config, good, error
 
 
 def link_changes(content: LinkContent, config: EngineConfig) -> dict[str, Any]:
