@@ -60,7 +60,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A request as submitted: text, chat messages or token ids (exactly one of them).
 
     `resume_tokens` are tokens received before the engine was restarted; they count against
-    `max_tokens` and are not sampled again. `salt` keeps tenants' caches apart.
+    `max_tokens` and are not sampled again. `salt` keeps tenants' caches apart. `logits_from`: hand
+    the logits of known tokens from this position on to the engine's tap, too (vLLM's
+    prompt_logprobs).
     """
 
     prompt: str | None = None
@@ -72,6 +74,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     label: str = ""
     request_id: str = ""  # empty: the engine names it
     resume_tokens: list[int] = []
+    logits_from: int | None = None
 
     def __post_init__(self) -> None:
         given = [
@@ -82,6 +85,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise RequestError(f"give exactly one of prompt, messages, token_ids (given: {what})")
         if not getattr(self, given[0]):
             raise RequestError(f"{given[0]} is empty: give at least one token of text")
+        if self.logits_from is not None and self.logits_from < 0:
+            raise RequestError(f"logits_from = {self.logits_from} is out of range: 0 or more")
 
 
 class MissReason(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from workbench.engine.sampling import sample
 from workbench.engine.shadow import Shadow
 from workbench.engine.step_recorder import StepRecorder
 from workbench.engine.streams import Stream
+from workbench.engine.tap import Tap, hand_out
 from workbench.engine.views import inspector
 from workbench.engine.views.frames import FrameBuilder
 from workbench.errors import RequestError
@@ -72,6 +73,7 @@ class Engine:
         self.finished: dict[str, Request] = {}  # the newest finished ones, for the list
         self.streams: dict[str, Stream] = {}
         self.shadow: Shadow | None = None
+        self.tap: Tap | None = None
         self.config_version = 0
         self.last_apply: ApplyReport | None = None
         self.last_integrity: IntegrityView | None = None
@@ -182,7 +184,7 @@ class Engine:
         self._after_schedule(out)
         self.recorder.scheduled()
         if out.scheduled:
-            batch = make_batch(list(out.scheduled.values()))
+            batch = make_batch(list(out.scheduled.values()), tapping=self.tap is not None)
             logits, mass = self.stack.runner.run(
                 batch, mass=self.retainer.wants_mass(self.num_steps)
             )
@@ -229,6 +231,7 @@ class Engine:
             request.num_computed_tokens += count
             if self.scheduler.prefix_caching:
                 manager.publish(request, request.num_computed_tokens)
+        logits = hand_out(self.tap, batch, logits)
         tokens = sample(logits, batch.logit_requests)
         if self.shadow is not None:
             self.shadow.follow(batch, logits, tokens)

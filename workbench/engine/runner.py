@@ -16,6 +16,15 @@ from workbench.request import Request
 
 
 @dataclass(frozen=True)
+class TappedRows:
+    """Logits of known tokens that somebody asked for: `rows` of the step's logits."""
+
+    request: Request
+    positions: np.ndarray  # int64 [n]
+    rows: slice
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """What one step computes: R requests, N tokens in request order."""
 
@@ -25,6 +34,8 @@ class ForwardBatch:
     positions: np.ndarray  # int64 [N]
     logit_rows: np.ndarray  # int64 [M], last rows of requests that are complete after this step
     logit_requests: list[Request]
+    sampled: list[int] | None = None  # which of the M rows belong to `logit_requests`; None: all
+    tapped: tuple[TappedRows, ...] = ()
 
 
 @dataclass
@@ -36,18 +47,29 @@ class StepTiming:
     timers: Timers = field(default_factory=Timers)
 
 
-def make_batch(scheduled: list[tuple[Request, int]]) -> ForwardBatch:
-    """Gather the next tokens of each scheduled request."""
+def make_batch(scheduled: list[tuple[Request, int]], *, tapping: bool = False) -> ForwardBatch:
+    """Gather the next tokens of each scheduled request; with `tapping` also the rows it wants."""
     q_lens = np.array([count for _, count in scheduled], np.int32)
     token_ids: list[int] = []
     positions: list[np.ndarray] = []
     logit_rows: list[int] = []
     logit_requests: list[Request] = []
+    sampled: list[int] = []
+    tapped: list[TappedRows] = []
     for request, count in scheduled:
         start = request.num_computed_tokens
+        is_last = start + count == request.num_tokens
+        wanted = request.spec.logits_from
+        if tapping and wanted is not None and wanted < start + count:
+            first = max(start, wanted)
+            rows = slice(len(logit_rows), len(logit_rows) + start + count - first)
+            tapped.append(TappedRows(request, np.arange(first, start + count), rows))
+            offset = len(token_ids) - start
+            logit_rows += range(offset + first, offset + start + count - is_last)
         token_ids += request.token_ids[start : start + count]
         positions.append(np.arange(start, start + count, dtype=np.int64))
-        if start + count == request.num_tokens:
+        if is_last:
+            sampled.append(len(logit_rows))
             logit_rows.append(len(token_ids) - 1)
             logit_requests.append(request)
     return ForwardBatch(
@@ -57,6 +79,8 @@ def make_batch(scheduled: list[tuple[Request, int]]) -> ForwardBatch:
         np.concatenate(positions),
         np.array(logit_rows, np.int64),
         logit_requests,
+        sampled if tapped else None,
+        tuple(tapped),
     )
 
 

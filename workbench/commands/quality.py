@@ -1,0 +1,74 @@
+"""`workbench quality`: what cache settings cost in output quality, beside the full cache."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.commands.bench import JsonOption
+
+
+def quality(
+    settings: Annotated[
+        Path | None,
+        typer.Option("--set", metavar="FILE", help="JSON or TOML settings; default: all formats."),
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 1024,
+    windows: Annotated[int, typer.Option(help="Windows of text.")] = 8,
+    scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 512,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="A text file (may be repeated); default: Python's help topics."),
+    ] = None,
+    needle: Annotated[bool, typer.Option(help="Also look for a number hidden in it.")] = True,
+    exact_prefill: Annotated[
+        bool, typer.Option("--exact-prefill", help="Compress only once the context was read.")
+    ] = False,
+    weights: Annotated[str, typer.Option(help="Weight format of both runs.")] = "bf16",
+    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of texts, keys and intervals.")] = 0,
+    full_report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write everything as JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read forced text in the real engine, with each setting and with the full cache, and compare.
+
+    Both run the same steps on the same tokens. KL, agreement and perplexity are over the scored
+    tokens that read compressed entries; bytes are those of the engine's pages.
+    """
+    from workbench.quality.plan import QualityPlan
+    from workbench.quality.settings_file import default_sweep, read_settings
+
+    plan = QualityPlan(
+        context=context,
+        scored=scored,
+        num_windows=windows,
+        seed=seed,
+        texts=tuple(str(path) for path in text or []),
+        weight_format=weights,
+        needle=needle,
+        exact_prefill=exact_prefill,
+    )
+    chosen = read_settings(settings) if settings else default_sweep()
+
+    import msgspec
+    from rich.console import Console
+
+    from workbench.lab.figures import print_report, report
+    from workbench.model.load import load_model
+    from workbench.quality.run import measure
+    from workbench.quality.table import as_table, figures_of
+
+    reports = measure(load_model(model, weights), chosen, plan, tell)
+    if full_report is not None:
+        full_report.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=1))
+    if not as_json:
+        Console().print(as_table(reports))
+    print_report(report(figures_of(reports)), as_json=as_json)
+
+
+def tell(share: float, text: str) -> None:
+    """One line of progress on stderr."""
+    print(f"{100 * share:3.0f} %  {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,79 @@
+"""Bytes of one request's cache: what its tables claim, and what was really written to."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from workbench.request import Request
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+SENTINEL = -0x5A5A5A5A5A5A5A5B  # int64 that no cache writes by chance eight times in a row
+LINE_BYTES = 64  # pages start on cache lines
+
+
+class ByteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """KV bytes at the end of a window, the last step's tokens included.
+
+    `allocated`: pages in the tables; `live`: their share that holds tokens; `metadata`: scales,
+    minima and padding in the pages; `touched`: cache lines of the arena that were written since it
+    was new, counted without asking anybody (pages that were evicted meanwhile included).
+    `bits_per_element`: allocated bits per number of the tokens still stored. `ratio_to_bf16`: what
+    the text would take in bf16 with nothing evicted, over `allocated`.
+    """
+
+    allocated: int
+    live: int
+    metadata: int
+    touched: int
+    bits_per_element: float
+    ratio_to_bf16: float
+    tokens_per_mib: float
+    tokens_stored: float  # mean over groups
+    num_tokens: int
+
+
+def prepare(engine: "Engine") -> None:
+    """Mark every line of a new engine's arena, so that `byte_report` can see what was written."""
+    _words(engine).fill_(SENTINEL)
+
+
+def touched_bytes(engine: "Engine") -> int:
+    """Bytes of the lines that no longer hold the mark."""
+    lines = _words(engine).view(-1, LINE_BYTES // 8)
+    return int((lines != SENTINEL).any(-1).sum()) * LINE_BYTES
+
+
+def byte_report(engine: "Engine", request: Request) -> ByteReport:
+    """Count a running request's bytes in all groups."""
+    manager = engine.stack.manager
+    blocks = manager.requests[request.request_id]
+    allocated = live = metadata = elements = 0
+    for group, cls in enumerate(manager.classes):
+        spec = manager.pool.classes[cls]
+        pages, stored = int(blocks.num_pages[group]), int(blocks.stored_len[group])
+        allocated += pages * spec.page_bytes
+        metadata += pages * spec.metadata_bytes
+        live += stored * spec.page_bytes // spec.block_size
+        elements += stored * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2
+    arch, count = engine.model.arch, request.num_computed_tokens
+    bf16 = count * arch.num_layers * arch.num_kv_heads * arch.head_dim * 2 * 2
+    return ByteReport(
+        allocated=allocated,
+        live=live,
+        metadata=metadata,
+        touched=touched_bytes(engine),
+        bits_per_element=allocated * 8 / elements,
+        ratio_to_bf16=bf16 / allocated,
+        tokens_per_mib=count / (allocated / 2**20),
+        tokens_stored=float(blocks.stored_len.mean()),
+        num_tokens=count,
+    )
+
+
+def _words(engine: "Engine") -> torch.Tensor:
+    arena = engine.stack.store.arena
+    whole = arena.numel() // LINE_BYTES * LINE_BYTES
+    return arena[:whole].view(torch.int64)
