@@ -1,5 +1,6 @@
 """What controls do: every change goes through these few functions, whoever asks for it."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,8 @@ from app.panels.history import ConflictError
 from app.panels.page import Page
 from app.text.sentences import change_text, report_sentence, setting_label
 from workbench.errors import WorkbenchError
+
+PICTURE_FIRST_S = 0.06  # a few display frames; the sentence about the change comes after them
 
 
 def attempt(page: Page, action: Callable[[], str | None]) -> bool:
@@ -36,6 +39,8 @@ def apply_changes(page: Page, changes: dict[str, Any], hint: str = "") -> bool:
     def run() -> str:
         report = history.apply(changes, page.state.seen_version)
         page.state.seen_version = history.version
+        # The browser has the picture by now; drawing the page anew would hold it up.
+        threading.Event().wait(PICTURE_FIRST_S)
         told = report_sentence(page.texts, report)
         return f"{hint} {told}" if hint else told
 
