@@ -14,7 +14,12 @@ from workbench.errors import SettingError
 Change = Literal["hot", "recode", "rebuild", "restart"]
 Dimension = Literal["T", "S", "X", "-"]
 
-KV_FORMATS = ("bf16", "fp32", "fp8_e4m3", "int8", "int4")
+# by family; what each one is: kernels/kvkernels/formats
+KV_FORMATS = (
+    "bf16", "fp32", "fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token", "fp8_e5m2", "int8", "int4",
+    "int4_rotated", "int3", "int2", "nvfp4", "turbo4", "turbo3", "kivi4", "kivi3", "kivi2",
+)  # fmt: skip
+GROUPED_FORMATS = ("kivi4", "kivi3", "kivi2")  # numbers of several tokens share their scale
 WEIGHT_FORMATS = ("auto", "as_stored", "int8", "bf16", "fp32")
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 RETENTION_POLICIES = (
@@ -188,10 +193,29 @@ class EngineConfig:
                 f"retention.split = {split} gives layers budgets of their own, but cache.grouping "
                 f"= {grouping} keeps them together: choose layer or head"
             )
+        for plane in ("k_format", "v_format"):
+            name = getattr(self.cache, plane)
+            if name in GROUPED_FORMATS:
+                _check_grouped(self, f"cache.{plane} = {name}")
         if "ada" in split and grouping != "head":
             raise SettingError(
                 f"retention.split = {split} gives heads budgets of their own, but cache.grouping "
                 f"= {grouping} keeps them together: choose head"
+            )
+
+
+def _check_grouped(config: EngineConfig, setting_name: str) -> None:
+    """Raise SettingError for what cannot go with pages that are written whole."""
+    for path, value, instead in (
+        ("retention.level", "token", "page"),
+        ("cache.allocation", "contiguous", "paged"),
+        ("cache.mode", "off", "on"),
+    ):
+        section, name = path.split(".")
+        if getattr(getattr(config, section), name) == value:
+            raise SettingError(
+                f"{setting_name} writes a page only when it is full, so {path} cannot be {value}: "
+                f"choose {instead}"
             )
 
 

@@ -1,6 +1,8 @@
 """One request's failure never stops the loop."""
 
-from workbench.cache.retention import StoredPages
+import numpy as np
+
+from workbench.cache.retention import StoredTokens
 from workbench.config import EngineConfig, RetentionSettings, replace_settings
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.engine import Engine
@@ -14,10 +16,13 @@ class Careless:
     needs_mass = False
     min_observed_tokens = 0
 
-    def choose(self, pages: StoredPages, settings: RetentionSettings) -> list[int]:
-        if pages.num_tokens > 24:
+    def tail_queries(self, settings: RetentionSettings) -> int:
+        return 0
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        if tokens.num_tokens > 24:
             raise ZeroDivisionError("division by zero")
-        return []
+        return np.zeros(len(tokens.positions))
 
 
 def test_a_policy_that_raises_ends_only_its_request() -> None:
@@ -29,6 +34,8 @@ def test_a_policy_that_raises_ends_only_its_request() -> None:
             "cache.hbm_budget_mib": 1.0,
             "cache.block_size": 4,
             "retention.policy": "sink+window",
+            "retention.sink_tokens": 4,
+            "retention.window_tokens": 8,
         },
     )
     engine = Engine(config, random_model(2), registry=registry)

@@ -75,7 +75,7 @@ def test_a_smaller_format_gives_more_blocks_in_the_same_bytes(name: str, least: 
     report = runner.engine.apply(formats(name, name))
     assert report.blocks_after / report.blocks_before >= least
     assert runner.engine.stack.store.num_bytes == budget
-    spec = runner.engine.stack.specs[0]
+    spec = runner.engine.stack.specs.full[0]
     assert report.blocks_after == budget // runner.engine.stack.pool.slab_bytes * (
         runner.engine.stack.pool.slab_bytes // spec.page_bytes
     )

@@ -86,6 +86,11 @@ class BlockPool:
         """Class of a block's slab."""
         return int(self.slab_class[block // self.stride])
 
+    def page_classes(self, blocks: np.ndarray) -> np.ndarray:
+        """Classes of many blocks at once, int32 like `blocks`."""
+        found: np.ndarray = self.slab_class[blocks // self.stride]
+        return found
+
     def _assign_slab(self, slab: int, cls: int) -> None:
         self._unassigned.remove(slab)
         self.slab_class[slab] = cls

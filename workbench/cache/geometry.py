@@ -83,19 +83,25 @@ def _layer_parts(grouping: str, num_layers: int) -> list[tuple[int, ...]]:
     return [(layer,) for layer in layers]
 
 
-def fitting_pages(specs: Sequence[PageSpec], slab_bytes: int, num_slabs: int) -> int:
+def fitting_pages(
+    specs: Sequence[PageSpec],
+    slab_bytes: int,
+    num_slabs: int,
+    besides: Counter[PageSpec] | None = None,
+) -> int:
     """Pages that each group can have in an arena; a slab holds pages of one class only.
 
-    `specs`: the page class of each group.
+    `specs`: the page class of each group. `besides`: pages of each class that are needed anyway.
     """
-    per_slab = {spec: slab_bytes // spec.page_bytes for spec in specs}
+    count, also = Counter(specs), besides or Counter()
+    per_slab = {spec: slab_bytes // spec.page_bytes for spec in count | also}
     if not all(per_slab.values()):
         return 0
-    count = Counter(specs)
     low, high = 0, num_slabs * max(per_slab.values())
     while low < high:
         pages = (low + high + 1) // 2
-        slabs = sum(-(-pages * count[spec] // per_slab[spec]) for spec in count)
+        needs = {spec: pages * count[spec] + also[spec] for spec in per_slab}
+        slabs = sum(-(-need // per_slab[spec]) for spec, need in needs.items())
         low, high = (pages, high) if slabs <= num_slabs else (low, pages - 1)
     return low
 

@@ -1,5 +1,7 @@
 """Maps each request to its blocks; `free(request)` is the only way out."""
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -7,6 +9,7 @@ from kvkernels.layout import PageSpec
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.contiguous import take_runs
+from workbench.cache.filling import ClassTables, Filling
 from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey, tagged_key
 from workbench.cache.prefix_index import Row
@@ -24,6 +27,7 @@ class KVCacheManager:
         pool: BlockPool,
         geometry: Geometry,
         classes: list[int],
+        open_classes: list[int] | None = None,
         block_size: int,
         max_model_len: int,
         format_label: str,
@@ -32,7 +36,9 @@ class KVCacheManager:
     ) -> None:
         self.pool = pool
         self.geometry = geometry
-        self.classes = classes  # page class of each group
+        self.classes = classes  # page class of each group's full pages
+        self.open_classes = open_classes or classes  # and of pages that are being filled
+        self.max_open_pages = 2  # of each group of one request, at any moment
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.keys = RequestKeys(root_key, block_size, format_label)
@@ -72,13 +78,24 @@ class KVCacheManager:
     @property
     def capacity_pages(self) -> int:
         """Pages one request could have if it had the whole pool."""
-        specs = [self.pool.classes[cls] for cls in self.classes]
-        return fitting_pages(specs, self.pool.slab_bytes, self.pool.num_slabs)
+        pool, besides = self.pool, Counter[PageSpec]()
+        if self.seals:
+            for cls in self.open_classes:
+                besides[pool.classes[cls]] += self.max_open_pages
+        specs = [pool.classes[cls] for cls in self.classes]
+        return fitting_pages(specs, pool.slab_bytes, pool.num_slabs, besides)
+
+    @property
+    def seals(self) -> bool:
+        """Whether a page changes its class when it is full (formats grouped along tokens)."""
+        return self.open_classes != self.classes
 
     def blocks_held(self, request: Request) -> int:
         """Blocks in a request's tables."""
         blocks = self.requests.get(request.request_id)
-        return 0 if blocks is None else int(blocks.num_pages.sum())
+        if blocks is None:
+            return 0
+        return int(blocks.num_pages.sum()) + sum(map(len, blocks.spares))
 
     def fits_ever(self, num_slots: int) -> bool:
         """Whether a lone request of this size fits the empty arena."""
@@ -95,6 +112,7 @@ class KVCacheManager:
         hit: PrefixHit,
         num_new_tokens: int,
         *,
+        num_loaded_tokens: int = 0,
         reserve_tokens: int = 0,
         reserve_pages: int = 0,
         watermark_blocks: int = 0,
@@ -102,27 +120,31 @@ class KVCacheManager:
     ) -> bool:
         """Give a request tables: hit rows, then fresh pages for `num_new_tokens`.
 
-        `reserve_tokens`: more tokens that must fit besides (admission by the whole prompt), though
-        their pages are not taken yet. `reserve_pages`: pages of each group that were promised to
-        others. False changes nothing.
+        `num_loaded_tokens`: how many of these arrive as full pages of a tier. `reserve_tokens`:
+        more tokens that must fit besides (admission by the whole prompt), though their pages are
+        not taken yet. `reserve_pages`: pages of each group that were promised to others. False
+        changes nothing.
         """
         hit_blocks = [block for row in hit.rows for block in row.blocks]
         num_slots = hit.num_tokens + num_new_tokens
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
+        filled = Filling.of(num_loaded_tokens, 0, num_new_tokens, self.block_size)
         needs = self._needs([wanted + reserve_pages] * len(self.classes))
         for cls in needs:
             needs[cls] += watermark_blocks
+        if self.seals:
+            for cls in self.open_classes:
+                needs[cls] = needs.get(cls, 0) + filled.num_open
         if not self.pool.can_allocate(needs, hit_blocks):
             return False
         blocks = self._new_blocks(lineage or hit.lineage)
-        pages = self.num_pages_for(num_slots) - len(hit.rows)
         if self.contiguous:
             return self._admit_contiguous(request, blocks, num_slots + reserve_tokens)
         for block in hit_blocks:
             self.pool.touch(block)
         blocks.begin_with(hit.rows)
         self.requests[request.request_id] = blocks
-        self._append_pages(request, blocks, [pages] * len(self.classes))
+        self._append_pages(request, blocks, [filled] * len(self.classes))
         blocks.number_slots(hit.num_tokens)
         return True
 
@@ -131,7 +153,7 @@ class KVCacheManager:
         request: Request,
         rows: list[Row | None],
         *,
-        num_pages: np.ndarray,
+        classes: np.ndarray,
         stored_len: np.ndarray,
         pos: np.ndarray,
         lineage: str,
@@ -139,24 +161,27 @@ class KVCacheManager:
     ) -> bool:
         """Tables of a swapped request: shared rows again, fresh pages where `rows` is None.
 
-        `num_pages` int [num_groups]: a group that evicted more has fewer pages than `rows`. The
-        caller then writes the fresh pages' bytes. False changes nothing.
+        `classes` int [num_groups, pages]: of each page, -1 where a group has fewer. The caller then
+        writes the fresh pages' bytes. False changes nothing.
         """
-        is_fresh = np.array([row is None for row in rows], bool)
-        fresh = [int(is_fresh[:count].sum()) for count in num_pages]
+        wanted = [
+            [int(cls) for cls, row in zip(line, rows, strict=True) if row is None and cls >= 0]
+            for line in classes
+        ]
         shared = [block for row in rows if row is not None for block in row.blocks]
-        if not self.pool.can_allocate(self._needs(fresh), shared):
+        if not self.pool.can_allocate(Counter(itertools.chain(*wanted)), shared):
             return False
         blocks = self._new_blocks(lineage)
         for block in shared:
             self.pool.touch(block)
-        taken = self.pool.allocate(list(zip(self.classes, fresh, strict=True)))
-        for group, mine in enumerate(map(iter, taken)):
-            for page, row in enumerate(rows[: num_pages[group]]):
-                block = next(mine) if row is None else row.blocks[group]
+        taken = iter(self.pool.allocate([(cls, 1) for cls in itertools.chain(*wanted)]))
+        for group, line in enumerate(classes):
+            count = int((line >= 0).sum())
+            for page, row in enumerate(rows[:count]):
+                block = next(taken)[0] if row is None else row.blocks[group]
                 blocks.table[group, page] = block
                 self.pool.owner[block] = request.owner
-        blocks.num_pages[:] = num_pages
+            blocks.num_pages[group] = count
         blocks.stored_len[:] = stored_len
         blocks.pos[:, : pos.shape[1]] = pos
         blocks.hashing = hashing
@@ -168,8 +193,8 @@ class KVCacheManager:
     def parts(self, blocks: tuple[int, ...]) -> list[tuple[int, PageSpec]]:
         """(byte offset, spec) of each page of a row, for the page store; -1 is no page."""
         return [
-            (int(self.pool.offset[block]), self.pool.classes[cls])
-            for block, cls in zip(blocks, self.classes, strict=True)
+            (int(self.pool.offset[block]), self.pool.classes[self.pool.page_class(block)])
+            for block in blocks
             if block >= 0
         ]
 
@@ -188,31 +213,48 @@ class KVCacheManager:
 
     def grow(self, request: Request, num_new_tokens: int) -> bool:
         """Pages for more tokens of a running request; False changes nothing."""
-        blocks = self.requests[request.request_id]
-        pages = -(-(blocks.stored_len + num_new_tokens) // self.block_size) - blocks.num_pages
-        counts = np.maximum(pages, 0)
-        if not counts.any():
+        blocks, size = self.requests[request.request_id], self.block_size
+        filling = [
+            Filling.of(0, int(stored), num_new_tokens, size).minus(
+                int(pages) - int(stored) // size, len(spares)
+            )
+            for stored, pages, spares in zip(
+                blocks.stored_len, blocks.num_pages, blocks.spares, strict=True
+            )
+        ]
+        if not any(each.num_open or (self.seals and each.num_sealed) for each in filling):
             return True
-        if not self.pool.can_allocate(self._needs(counts)):
+        needs: Counter[int] = Counter()
+        for cls, open_cls, each in zip(self.classes, self.open_classes, filling, strict=True):
+            needs[open_cls] += each.num_open
+            needs[cls] += each.num_sealed if self.seals else 0
+        if not self.pool.can_allocate(needs):
             return False
-        self._append_pages(request, blocks, counts)
+        self._append_pages(request, blocks, filling)
         blocks.number_slots(request.num_computed_tokens)
         return True
 
-    def _needs(self, pages: Sequence[int] | np.ndarray) -> dict[int, int]:
-        """Pages of each class, from the pages of each group."""
-        needs = dict.fromkeys(self.classes, 0)
+    def _needs(self, pages: Sequence[int]) -> dict[int, int]:
+        """Pages of each class, from the full pages of each group."""
+        needs: Counter[int] = Counter()
         for cls, count in zip(self.classes, pages, strict=True):
-            needs[cls] += int(count)
+            needs[cls] += count
         return needs
 
     def _append_pages(
-        self, request: Request, blocks: RequestBlocks, counts: Sequence[int] | np.ndarray
+        self, request: Request, blocks: RequestBlocks, filling: Sequence[Filling]
     ) -> None:
-        wanted = [(cls, int(count)) for cls, count in zip(self.classes, counts, strict=True)]
-        for group, taken in enumerate(self.pool.allocate(wanted)):
-            blocks.append(group, taken)
-            self.pool.owner[taken] = request.owner
+        """Fresh pages for each group, and the spares that the full ones among them go to."""
+        wanted = []
+        for cls, open_cls, each in zip(self.classes, self.open_classes, filling, strict=True):
+            spares = each.num_sealed if self.seals else 0
+            wanted += [(cls, each.num_loaded), (open_cls, each.num_open), (cls, spares)]
+        taken = self.pool.allocate(wanted)
+        for group in range(len(self.classes)):
+            loaded, fresh, spares_taken = taken[3 * group : 3 * group + 3]
+            blocks.append(group, loaded + fresh)
+            blocks.spares[group] += spares_taken
+            self.pool.owner[loaded + fresh + spares_taken] = request.owner
 
     def _new_blocks(self, lineage: str) -> RequestBlocks:
         return RequestBlocks(len(self.classes), self._max_pages, self.block_size, lineage)
@@ -224,6 +266,25 @@ class KVCacheManager:
         blocks = self.requests[request.request_id]
         blocks.stored_len += num_tokens
         self.pool.last_used[blocks.all_blocks()] = self.pool.step
+
+    def seal(self, request: Request, recode: Callable[[int, list[int], list[int]], None]) -> None:
+        """Full pages go to their final class; `recode(group, from blocks, to blocks)` has bytes."""
+        blocks = self.requests[request.request_id]
+        for group, cls in enumerate(self.classes):
+            full = int(blocks.stored_len[group]) // self.block_size
+            table = blocks.table[group, :full]
+            pages = np.flatnonzero(self.pool.page_classes(table) != cls)
+            if not len(pages):
+                continue
+            old = [int(block) for block in table[pages]]
+            new, blocks.spares[group] = (
+                blocks.spares[group][: len(pages)],
+                blocks.spares[group][len(pages) :],
+            )
+            recode(group, old, new)
+            blocks.table[group, pages] = new
+            self.pool.mass[new] = self.pool.mass[old]
+            self.pool.free(old)
 
     def publish(self, request: Request, num_computed_tokens: int) -> int:
         """Offer full blocks to the index; returns how many became visible."""
@@ -302,6 +363,7 @@ class KVCacheManager:
         target += fresh
         move(old, kept[first * self.block_size :] - first * self.block_size, target)
         blocks.replace_tail(group, first, target, kept)
+        blocks.number_slots(request.num_computed_tokens)
         blocks.hashing = False
         victims = [block for block in old if block not in set(target)]
         freed = sum(self.pool.ref_cnt[block] == 1 for block in victims) - missing
@@ -314,7 +376,7 @@ class KVCacheManager:
         if blocks is None:
             return
         for group in range(len(self.classes)):
-            self.pool.free(int(block) for block in blocks.blocks(group)[::-1])
+            self.pool.free(reversed(blocks.held(group)))
 
     # ---- what a step needs
 
@@ -333,6 +395,33 @@ class KVCacheManager:
             out[:, row] = self.pool.offset[table[chosen, :width]]
         out[np.arange(width) >= used[..., None]] = -1
         return out
+
+    def class_tables(
+        self, requests: list[Request], groups: tuple[int, ...], q_lens: np.ndarray
+    ) -> list[ClassTables]:
+        """The tables of a step, one for each page class among them; new tokens go to open pages."""
+        kv_lens = self.stored_lens(requests, groups) + q_lens
+        open_cls = self.open_classes[groups[0]]
+        if not self.seals:
+            return [ClassTables(open_cls, self.page_offsets(requests, groups, kv_lens), kv_lens)]
+        size = self.block_size
+        width = int(-(-kv_lens.max() // size))
+        table = np.stack(
+            [self.requests[r.request_id].table[list(groups), :width] for r in requests], 1
+        )
+        slots = np.clip(kv_lens[..., None] - size * np.arange(width), 0, size)  # [G, R, P]
+        classes = np.where(slots > 0, self.pool.page_classes(table), -1)
+        found = []
+        for cls in np.unique(classes[classes >= 0]).tolist():
+            mine = classes == cls
+            count = mine.sum(-1)
+            order = np.argsort(~mine, axis=-1, kind="stable")[..., : int(count.max())]
+            offsets = self.pool.offset[np.take_along_axis(table, order, -1)]
+            offsets[np.arange(offsets.shape[-1]) >= count[..., None]] = -1
+            lens = (slots * mine).sum(-1).astype(np.int32)
+            new = None if cls == open_cls else np.zeros(len(requests), np.int32)
+            found.append(ClassTables(int(cls), offsets, lens, new))
+        return found
 
     def stored_lens(self, requests: list[Request], groups: tuple[int, ...]) -> np.ndarray:
         """Stored slots before this step, int32 [num_groups, R]."""

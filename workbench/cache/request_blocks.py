@@ -18,6 +18,7 @@ class RequestBlocks:
 
     __slots__ = (
         "table", "pos", "num_pages", "stored_len", "block_size", "lineage", "num_hashed", "hashing",
+        "spares",
     )  # fmt: skip
 
     def __init__(self, num_groups: int, max_pages: int, block_size: int, lineage: str) -> None:
@@ -30,6 +31,7 @@ class RequestBlocks:
         self.lineage = lineage
         self.num_hashed = 0  # leading blocks that were offered to the index
         self.hashing = True  # False once anything was evicted (decision 5)
+        self.spares: list[list[int]] = [[] for _ in range(num_groups)]  # for pages about to fill
 
     def blocks(self, group: int) -> np.ndarray:
         """Block ids of a group, in logical order."""
@@ -62,6 +64,10 @@ class RequestBlocks:
         self.pos[:, :count] = np.arange(count)
         self.num_pages[:] = self.num_hashed = len(rows)
         self.stored_len[:] = count
+
+    def held(self, group: int) -> list[int]:
+        """Every block a group holds a reference to: its table's and its spares."""
+        return [int(block) for block in self.blocks(group)] + self.spares[group]
 
     def append(self, group: int, taken: list[int]) -> None:
         """Put fresh blocks behind a group's others."""

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.cache.geometry import fitting_pages
+from workbench.cache.geometry import Geometry
 from workbench.config import (
     EngineConfig,
     all_settings,
@@ -121,7 +121,7 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
 def _check_rebuild(engine: "Engine", config: EngineConfig) -> None:
     """Every unfinished request must fit the new cache alone."""
     geometry = make_geometry(config, engine.model)
-    limit = fitting_pages(group_specs(geometry, config), *plan_slabs(geometry, config))
+    limit = _fitting(engine, geometry, config)
     longest = config.model.max_model_len
     for request in engine.requests.values():
         if request.num_tokens + 1 > longest:
@@ -139,14 +139,14 @@ def _check_rebuild(engine: "Engine", config: EngineConfig) -> None:
 
 def _check_recode(engine: "Engine", config: EngineConfig) -> None:
     pool = engine.stack.pool
-    specs = group_specs(engine.stack.geometry, config)
-    if any(spec.page_bytes > pool.slab_bytes for spec in specs):
+    specs = group_specs(engine.stack.geometry, config, engine.model)
+    biggest = max(spec.page_bytes for spec in specs.distinct)
+    if biggest > pool.slab_bytes:
         raise CapacityError(
-            f"cache.k_format = {config.cache.k_format} makes a page of "
-            f"{max(spec.page_bytes for spec in specs) / 2**20:.2f} MiB, larger than a slab: raise "
-            "cache.hbm_budget_mib"
+            f"cache.k_format = {config.cache.k_format} makes a page of {biggest / 2**20:.2f} MiB, "
+            "larger than a slab: raise cache.hbm_budget_mib"
         )
-    limit = fitting_pages(specs, pool.slab_bytes, pool.num_slabs)
+    limit = specs.fitting_pages(config, pool.slab_bytes, pool.num_slabs)
     for request in engine.requests.values():
         pages = _pages_needed(request, config)
         if pages > limit:
@@ -180,12 +180,17 @@ def _blocks(engine: "Engine", config: EngineConfig, kinds: dict[str, str]) -> tu
     before = engine.stack.manager.capacity_pages
     if "rebuild" in kinds.values():
         geometry = make_geometry(config, engine.model)
-        specs = group_specs(geometry, config)
-        return before, fitting_pages(specs, *plan_slabs(geometry, config))
+        return before, _fitting(engine, geometry, config)
     if "recode" in kinds.values():
-        specs, pool = group_specs(engine.stack.geometry, config), engine.stack.pool
-        return before, fitting_pages(specs, pool.slab_bytes, pool.num_slabs)
+        specs, pool = group_specs(engine.stack.geometry, config, engine.model), engine.stack.pool
+        return before, specs.fitting_pages(config, pool.slab_bytes, pool.num_slabs)
     return before, before
+
+
+def _fitting(engine: "Engine", geometry: Geometry, config: EngineConfig) -> int:
+    """Pages of each group that one request could have in a new cache."""
+    specs = group_specs(geometry, config, engine.model)
+    return specs.fitting_pages(config, *plan_slabs(geometry, config, engine.model))
 
 
 def _rebuild(engine: "Engine", config: EngineConfig) -> dict[str, int]:

@@ -1,12 +1,15 @@
 """Everything that a rebuild replaces at once: arena, pool, index, tables, runner."""
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from kvkernels.layout import FORMATS, PageSpec
 
 from workbench.cache.block_pool import BlockPool
-from workbench.cache.geometry import Geometry, build_geometry, choose_slab
+from workbench.cache.geometry import Geometry, build_geometry, choose_slab, fitting_pages
 from workbench.cache.keys import CacheIdentity
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
@@ -15,9 +18,35 @@ from workbench.clock import Clock
 from workbench.config import EngineConfig
 from workbench.engine.event_log import EventLog
 from workbench.engine.runner import ModelRunner
-from workbench.errors import CapacityError
+from workbench.errors import CapacityError, SettingError
 from workbench.model.load import LoadedModel
 from workbench.request import Request
+
+
+@dataclass(frozen=True)
+class GroupSpecs:
+    """The page class of each group: of its full pages, and of those that are being filled."""
+
+    full: list[PageSpec]
+    open: list[PageSpec]
+
+    @property
+    def seals(self) -> bool:
+        """Whether a page changes its class when it is full."""
+        return self.full != self.open
+
+    def fitting_pages(self, config: EngineConfig, slab_bytes: int, num_slabs: int) -> int:
+        """Pages of each group that one request could have in an arena."""
+        besides = Counter[PageSpec]()
+        if self.seals:
+            for spec in self.open:
+                besides[spec] += max_open_pages(config)
+        return fitting_pages(self.full, slab_bytes, num_slabs, besides)
+
+    @property
+    def distinct(self) -> set[PageSpec]:
+        """Every class once."""
+        return {*self.full, *self.open}
 
 
 @dataclass
@@ -25,7 +54,7 @@ class CacheStack:
     """One arena with its owners."""
 
     geometry: Geometry
-    specs: list[PageSpec]  # of each group, in the current format
+    specs: GroupSpecs  # in the current format
     pool: BlockPool
     manager: KVCacheManager
     store: PageStore
@@ -33,13 +62,26 @@ class CacheStack:
     budget_bytes: int
 
 
-def group_specs(geometry: Geometry, config: EngineConfig) -> list[PageSpec]:
-    """The page class of each group under the configured formats."""
-    cache = config.cache
-    return [
-        group.page_spec(geometry.head_dim, cache.block_size, cache.k_format, cache.v_format)
-        for group in geometry.groups
-    ]
+def max_open_pages(config: EngineConfig) -> int:
+    """Pages that one request fills at the same time: those of a chunk, and a started one."""
+    chunk = min(config.scheduling.chunk_tokens, config.scheduling.token_budget)
+    return -(-chunk // config.cache.block_size) + 1
+
+
+def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> GroupSpecs:
+    """The page classes under the configured formats; SettingError where one does not fit."""
+    cache, dim = config.cache, geometry.head_dim
+    plain = "fp32" if model.decoder.compute_dtype == torch.float32 else "bf16"
+    full, unfilled = [], []
+    for group in geometry.groups:
+        try:
+            spec = group.page_spec(dim, cache.block_size, cache.k_format, cache.v_format)
+        except ValueError as error:
+            raise SettingError(f"cache.k_format, cache.v_format: {error}") from None
+        full.append(spec)
+        grouped = spec.k.grouped or spec.v.grouped
+        unfilled.append(group.page_spec(dim, cache.block_size, plain, plain) if grouped else spec)
+    return GroupSpecs(full, unfilled)
 
 
 def make_geometry(config: EngineConfig, model: LoadedModel) -> Geometry:
@@ -53,9 +95,9 @@ def make_geometry(config: EngineConfig, model: LoadedModel) -> Geometry:
     )
 
 
-def plan_slabs(geometry: Geometry, config: EngineConfig) -> tuple[int, int]:
+def plan_slabs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> tuple[int, int]:
     """(slab_bytes, num_slabs) of a budget; CapacityError if not one block of each group fits."""
-    specs = group_specs(geometry, config)
+    specs = group_specs(geometry, config, model)
     base = [
         group.page_spec(geometry.head_dim, config.cache.block_size, "bf16", "bf16")
         for group in geometry.groups
@@ -63,11 +105,11 @@ def plan_slabs(geometry: Geometry, config: EngineConfig) -> tuple[int, int]:
     budget = int(config.cache.hbm_budget_mib * 2**20)
     unit = max(spec.page_bytes for spec in base)
     slab_bytes, num_slabs = choose_slab(budget, unit)
-    biggest = max(spec.page_bytes for spec in specs)
+    biggest = max(spec.page_bytes for spec in specs.distinct)
     if biggest > slab_bytes:
         slab_bytes, num_slabs = choose_slab(budget, biggest)
-    if num_slabs < len(set(specs)) or slab_bytes < biggest:
-        need = sum(spec.page_bytes for spec in specs)
+    if num_slabs < len(specs.distinct) or slab_bytes < biggest:
+        need = sum(spec.page_bytes for spec in specs.full)
         raise CapacityError(
             f"cache.hbm_budget_mib = {config.cache.hbm_budget_mib:g} MiB is smaller than one block "
             f"({need / 2**20:.2f} MiB): raise the budget, or choose a smaller block or format"
@@ -107,8 +149,8 @@ def build_stack(
 ) -> CacheStack:
     """Allocate the arena and wire its owners."""
     geometry = make_geometry(config, model)
-    slab_bytes, num_slabs = plan_slabs(geometry, config)
-    specs = group_specs(geometry, config)
+    slab_bytes, num_slabs = plan_slabs(geometry, config, model)
+    specs = group_specs(geometry, config, model)
     index = PrefixIndex(log.on_stored, log.on_removed)
     pool = BlockPool(
         num_slabs=num_slabs,
@@ -120,7 +162,8 @@ def build_stack(
     manager = KVCacheManager(
         pool=pool,
         geometry=geometry,
-        classes=[pool.class_of(spec) for spec in specs],
+        classes=[pool.class_of(spec) for spec in specs.full],
+        open_classes=[pool.class_of(spec) for spec in specs.open],
         block_size=config.cache.block_size,
         max_model_len=config.model.max_model_len,
         format_label=format_label(config),
@@ -136,9 +179,10 @@ def build_stack(
 def smallest_page_bytes(geometry: Geometry, config: EngineConfig) -> int:
     """Bytes of the smallest page any format makes: it fixes how many ids a slab has."""
     size, dim = config.cache.block_size, geometry.head_dim
-    return min(
-        group.page_spec(dim, size, k_format, v_format).page_bytes
-        for group in geometry.groups
-        for k_format in FORMATS
-        for v_format in FORMATS
-    )
+    sizes = []
+    for group in {(group.layers, group.kv_heads): group for group in geometry.groups}.values():
+        for k_format in FORMATS:
+            for v_format in FORMATS:
+                with contextlib.suppress(ValueError):  # some do not fit this head or block size
+                    sizes.append(group.page_spec(dim, size, k_format, v_format).page_bytes)
+    return min(sizes)

@@ -1,5 +1,6 @@
 """The engine: schedule, run, update. Usable in process; `workbench/client` puts it in its own."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,14 @@ from workbench.engine import apply as applying
 from workbench.engine import integrity
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.byte_guard import ByteGuard
-from workbench.engine.cache_stack import CacheStack, build_stack
+from workbench.engine.cache_stack import CacheStack, build_stack, max_open_pages
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
 from workbench.engine.moves import Moves
 from workbench.engine.outlet import Outlet
+from workbench.engine.recode import seal
 from workbench.engine.retainer import Retainer
 from workbench.engine.runner import ForwardBatch, make_batch
 from workbench.engine.sampling import sample
@@ -93,7 +95,7 @@ class Engine:
         )
         self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
-        row_bytes = sum(spec.page_bytes for spec in self.stack.specs)
+        row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
         self.hierarchy = Hierarchy(config.tiers, row_bytes, self.clock, self.moves.below)
         self._bind()
         self.frames = FrameBuilder(self)
@@ -145,6 +147,7 @@ class Engine:
         self.stack.manager.keys.reuse_recoded = cache.reuse == "recoded"
         policy, tail = self.retainer.policy, self.retainer.tail_tokens()
         self.scheduler.tail_tokens = tail
+        self.stack.manager.max_open_pages = max_open_pages(self.config)
         self.stack.manager.min_new_tokens = max(1, policy.min_observed_tokens, tail or 0)
 
     # ---- requests
@@ -227,6 +230,8 @@ class Engine:
             self.retainer.observe(batch, mass.numpy())
         for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True):
             manager.commit(request, count)
+            if manager.seals:
+                manager.seal(request, functools.partial(seal, self))
             self.metrics.computed(request, count)
             request.num_computed_tokens += count
             if self.scheduler.prefix_caching:

@@ -84,7 +84,7 @@ def _check_references(engine: "Engine") -> None:
     counted = pool.pins.copy()
     for blocks in manager.requests.values():
         for group in range(len(manager.classes)):
-            np.add.at(counted, blocks.blocks(group), 1)
+            np.add.at(counted, blocks.held(group), 1)
     wrong = np.flatnonzero(counted != pool.ref_cnt)
     _require(
         not len(wrong),

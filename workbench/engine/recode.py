@@ -5,6 +5,7 @@ Copies go through scratch that the ledger counts. If the new format is larger, c
 (least recently used), then running requests are preempted, last in order first.
 """
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,12 @@ from workbench.cache.keys import tagged_key
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.prefix_index import Row
 from workbench.config import EngineConfig
-from workbench.engine.cache_stack import format_label, group_specs, smallest_page_bytes
+from workbench.engine.cache_stack import (
+    GroupSpecs,
+    format_label,
+    group_specs,
+    smallest_page_bytes,
+)
 from workbench.request import Request
 
 if TYPE_CHECKING:
@@ -59,7 +65,7 @@ def count_resident(engine: "Engine") -> tuple[int, int]:
 
 def forecast(engine: "Engine", config: EngineConfig) -> RecodeResult:
     """What `recode` would do, and nothing is done."""
-    limit = _limit(engine, group_specs(engine.stack.geometry, config))
+    limit = _limit(engine, group_specs(engine.stack.geometry, config, engine.model))
     victims: set[str] = set()
     for request in _victims(engine):
         resident = _residents(engine, victims)
@@ -81,17 +87,45 @@ def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
     """Re-encode everything resident for `config`'s formats."""
     result = RecodeResult()
     stack = engine.stack
-    specs = group_specs(stack.geometry, config)
+    specs = group_specs(stack.geometry, config, engine.model)
+    _drop_spares(engine)
     _make_room(engine, specs, result)
     engine.scheduler.drop_fetches()  # what requests have below HBM is in the old format
     resident = _residents(engine)
-    copies = [_Copies(engine, group, resident, specs[group]) for group in range(len(specs))]
+    copies = [
+        copy
+        for group in range(len(specs.full))
+        for copy in _copies_of(engine, group, resident, specs)
+    ]
     _install(engine, config, specs, resident, copies)
     result.num_recoded_blocks = sum(len(copy.blocks) for copy in copies)
     return result
 
 
-def _make_room(engine: "Engine", specs: list[PageSpec], result: RecodeResult) -> None:
+def seal(engine: "Engine", group: int, source: list[int], target: list[int]) -> None:
+    """Encode full pages of an open class into pages of their final one."""
+    stack = engine.stack
+    pool = stack.pool
+    old = pool.classes[pool.page_class(source[0])]
+    stack.store.recode(
+        group,
+        stack.store.gather(pool.offset[source], old),
+        old,
+        stack.specs.full[group],
+        pool.offset[target],
+        np.full(len(source), engine.config.cache.block_size, np.int64),
+    )
+
+
+def _drop_spares(engine: "Engine") -> None:
+    """Pages that wait for a step that was not taken; it will ask again."""
+    for blocks in engine.stack.manager.requests.values():
+        for spares in blocks.spares:
+            engine.stack.pool.free(spares)
+            spares.clear()
+
+
+def _make_room(engine: "Engine", specs: GroupSpecs, result: RecodeResult) -> None:
     """Preempt until what is held fits the new format, then evict cached rows until all does."""
     limit = _limit(engine, specs)
     victims = iter(_victims(engine))
@@ -104,9 +138,15 @@ def _make_room(engine: "Engine", specs: list[PageSpec], result: RecodeResult) ->
         result.num_evicted_blocks += len(row.blocks)
 
 
-def _limit(engine: "Engine", specs: list[PageSpec]) -> int:
-    pool = engine.stack.pool
-    return fitting_pages(specs, pool.slab_bytes, pool.num_slabs)
+def _limit(engine: "Engine", specs: GroupSpecs) -> int:
+    """Pages of each group that fit, beside those that running requests are filling."""
+    pool, besides = engine.stack.pool, Counter[PageSpec]()
+    if specs.seals:
+        for blocks in engine.stack.manager.requests.values():
+            unfilled = blocks.num_pages - blocks.stored_len // blocks.block_size
+            for spec, count in zip(specs.open, unfilled, strict=True):
+                besides[spec] += int(count)
+    return fitting_pages(specs.full, pool.slab_bytes, pool.num_slabs, besides)
 
 
 def _victims(engine: "Engine") -> list[Request]:
@@ -138,18 +178,37 @@ def _residents(engine: "Engine", without: Collection[str] = ()) -> _Resident:
 
 
 class _Copies:
-    """The bytes of one group's blocks, taken out before the arena is laid out anew."""
+    """The bytes of some blocks of a group, taken out before the arena is laid out anew."""
 
-    def __init__(self, engine: "Engine", group: int, resident: _Resident, spec: PageSpec) -> None:
+    def __init__(
+        self, engine: "Engine", group: int, blocks: list[int], slots: np.ndarray, spec: PageSpec
+    ) -> None:
         stack = engine.stack
-        self.old_spec = stack.specs[group]
+        self.group, self.blocks, self.num_slots = group, blocks, slots
+        self.old_spec = stack.pool.classes[stack.pool.page_class(blocks[0])]
         self.new_spec = spec
-        self.blocks = resident.live[group] + [row.blocks[group] for row in resident.idle_rows]
-        self.pages: Tensor = stack.store.gather(stack.pool.offset[self.blocks], self.old_spec)
-        self.num_slots = _written_slots(engine, group, self.blocks)
-        self.last_used = stack.pool.last_used[self.blocks]
-        self.owner = stack.pool.owner[self.blocks]
-        self.mass = stack.pool.mass[self.blocks]
+        self.pages: Tensor = stack.store.gather(stack.pool.offset[blocks], self.old_spec)
+        self.last_used = stack.pool.last_used[blocks]
+        self.owner = stack.pool.owner[blocks]
+        self.mass = stack.pool.mass[blocks]
+
+
+def _copies_of(
+    engine: "Engine", group: int, resident: _Resident, specs: GroupSpecs
+) -> list[_Copies]:
+    """One a class that the blocks are in, and a class that they go to."""
+    blocks = resident.live[group] + [row.blocks[group] for row in resident.idle_rows]
+    slots = _written_slots(engine, group, blocks)
+    full = slots == engine.config.cache.block_size
+    classes = engine.stack.pool.page_classes(np.array(blocks, np.int64))
+    copies = []
+    for cls in dict.fromkeys(classes.tolist()):
+        for is_full, spec in ((True, specs.full[group]), (False, specs.open[group])):
+            chosen = np.flatnonzero((classes == cls) & (full == is_full))
+            if len(chosen):
+                mine = [blocks[at] for at in chosen]
+                copies.append(_Copies(engine, group, mine, slots[chosen], spec))
+    return copies
 
 
 def _written_slots(engine: "Engine", group: int, blocks: list[int]) -> np.ndarray:
@@ -165,7 +224,7 @@ def _written_slots(engine: "Engine", group: int, blocks: list[int]) -> np.ndarra
 def _install(
     engine: "Engine",
     config: EngineConfig,
-    specs: list[PageSpec],
+    specs: GroupSpecs,
     resident: _Resident,
     copies: list[_Copies],
 ) -> None:
@@ -183,12 +242,12 @@ def _install(
         before_evict=engine.moves.before_evict,
     )
     pool.step, pool.num_evicted_rows = old.step, old.num_evicted_rows
-    classes = [pool.class_of(spec) for spec in specs]
-    places = _allocate(pool, classes, copies)
-    for group, copy in enumerate(copies):
-        new = [places[group][block] for block in copy.blocks]
+    places: list[dict[int, int]] = [{} for _ in specs.full]
+    for copy in copies:
+        new = _allocate(pool, pool.class_of(copy.new_spec), len(copy.blocks))
+        places[copy.group].update(zip(copy.blocks, new, strict=True))
         stack.store.recode(
-            group, copy.pages, copy.old_spec, copy.new_spec, pool.offset[new], copy.num_slots
+            copy.group, copy.pages, copy.old_spec, copy.new_spec, pool.offset[new], copy.num_slots
         )
         pool.last_used[new], pool.owner[new], pool.mass[new] = (
             copy.last_used,
@@ -206,17 +265,15 @@ def _install(
         blocks.lineage = f"{label}<{blocks.lineage}"
         manager.keys.remember_lineage(blocks.lineage)
     stack.pool = manager.pool = pool
-    stack.specs, manager.classes = specs, classes
+    stack.specs = specs
+    manager.classes = [pool.class_of(spec) for spec in specs.full]
+    manager.open_classes = [pool.class_of(spec) for spec in specs.open]
 
 
-def _allocate(pool: BlockPool, classes: list[int], copies: list[_Copies]) -> list[dict[int, int]]:
-    """New block of each old one, in each group; contiguous runs stay runs."""
-    places = []
-    for cls, copy in zip(classes, copies, strict=True):
-        run = take_run(pool, cls, len(copy.blocks)) if copy.blocks else []
-        new = run if run is not None else pool.allocate([(cls, len(copy.blocks))])[0]
-        places.append(dict(zip(copy.blocks, new, strict=True)))
-    return places
+def _allocate(pool: BlockPool, cls: int, count: int) -> list[int]:
+    """Fresh blocks; contiguous runs stay runs."""
+    run = take_run(pool, cls, count)
+    return run if run is not None else pool.allocate([(cls, count)])[0]
 
 
 def _publish(

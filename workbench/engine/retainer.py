@@ -32,7 +32,7 @@ class Retainer:
         """Begin to observe a request."""
         config = self._engine.config
         self.observers[request.request_id] = MassObserver(
-            len(self._engine.stack.specs), config.model.max_model_len + config.cache.block_size
+            len(self._engine.stack.specs.full), config.model.max_model_len + config.cache.block_size
         )
 
     def restart(self) -> None:
@@ -147,7 +147,7 @@ class Retainer:
         """Copy slots of blocks into others (compaction)."""
         stack = self._engine.stack
         offset = stack.pool.offset
-        stack.store.compact(stack.specs[group], offset[source], slots, offset[target])
+        stack.store.compact(stack.specs.full[group], offset[source], slots, offset[target])
 
 
 def _is_due(request: Request, settings: RetentionSettings) -> bool:

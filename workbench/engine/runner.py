@@ -7,10 +7,12 @@ import torch
 from kvkernels.api import StepTables, Timers
 from torch import Tensor
 
+from workbench.cache.filling import ClassTables
 from workbench.cache.geometry import Geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.clock import Clock
+from workbench.engine.mass import by_group, join_classes
 from workbench.model.decoder import Decoder
 from workbench.request import Request
 
@@ -120,23 +122,27 @@ class ModelRunner:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             begun = self.clock.now_s()
             layer_set, local = self._place[layer]
-            plan = plans[layer_set.index]
             group = layer_set.groups[0]
-            state = store.state(group, manager.pool.classes[manager.classes[group]])
-            kernels.write_kv(store.arena, plan, local, k, v, state)
-            result = kernels.attend(
-                q,
-                store.arena,
-                plan,
-                local,
-                softmax_scale=self._scale,
-                state=state,
-                mass="token" if mass else None,
-            )
+            parts = []
+            for tables, plan in plans[layer_set.index]:
+                state = store.state(group, manager.pool.classes[tables.cls])
+                kernels.write_kv(store.arena, plan, local, k, v, state)
+                result = kernels.attend(
+                    q,
+                    store.arena,
+                    plan,
+                    local,
+                    softmax_scale=self._scale,
+                    state=state,
+                    mass="token" if mass else None,
+                    partial=len(plans[layer_set.index]) > 1,
+                )
+                parts.append((tables, result))
             if mass:
-                masses[layer_set.index].append(result.mass)  # [R, Hkv, T]
+                joined = join_classes(parts, batch.q_lens, self.geometry.num_kv_heads)
+                masses[layer_set.index].append(joined)
             self.timing.attention_s += self.clock.now_s() - begun
-            return result.out  # type: ignore[no-any-return]
+            return kernels.merge([result for _, result in parts])  # type: ignore[no-any-return]
 
         device = self.store.device
         logits = self.decoder.forward(
@@ -146,38 +152,28 @@ class ModelRunner:
             torch.from_numpy(batch.logit_rows).to(device),
         )
         self.timing.forward_s = self.clock.now_s() - started
-        return logits, self._join_mass(masses) if mass else None
+        if not mass:
+            return logits, None
+        return logits, by_group(self.geometry, masses, self.decoder.arch.num_heads)
 
-    def _join_mass(self, masses: list[list[Tensor]]) -> Tensor:
-        """Mass of each group, [R, num_groups, T], from [R, Hkv, T] of each layer."""
-        arch, groups = self.decoder.arch, len(self.geometry.groups)
-        width = max(part.shape[-1] for parts in masses for part in parts)
-        joined = torch.zeros(masses[0][0].shape[0], groups, width)
-        share = arch.num_heads // arch.num_kv_heads
-        for layer_set, parts in zip(self.geometry.layer_sets, masses, strict=True):
-            total = torch.stack(parts).sum(0).cpu()  # [R, Hkv, T]
-            by_group = total.unflatten(1, (len(layer_set.groups), -1))
-            heads = by_group.shape[2] * share * len(parts)
-            joined[:, list(layer_set.groups), : total.shape[-1]] = by_group.sum(2) / heads
-        return joined
-
-    def _plans(self, batch: ForwardBatch) -> dict[int, object]:
-        """One flat index for each layer set, shared by all its layers."""
-        plans: dict[int, object] = {}
+    def _plans(self, batch: ForwardBatch) -> list[list[tuple[ClassTables, object]]]:
+        """For each layer set and page class: its tables and their flat index, for all layers."""
+        plans = []
         for layer_set in self.geometry.layer_sets:
-            spec = self.manager.pool.classes[self.manager.classes[layer_set.groups[0]]]
-            groups = layer_set.groups
-            kv_lens = self.manager.stored_lens(batch.requests, groups) + batch.q_lens
-            tables = StepTables(
-                page_offsets=self.manager.page_offsets(batch.requests, groups, kv_lens),
-                kv_lens=kv_lens.astype(np.int32),
-                q_lens=batch.q_lens,
-            )
-            plans[layer_set.index] = self.store.kernels.make_plan(
-                spec,
-                tables,
-                self.store.device,
-                scratch=self.store.scratch,
-                timers=self.timing.timers,
-            )
+            found = self.manager.class_tables(batch.requests, layer_set.groups, batch.q_lens)
+            plans.append([(tables, self._plan(tables, batch)) for tables in found])
         return plans
+
+    def _plan(self, tables: ClassTables, batch: ForwardBatch) -> object:
+        return self.store.kernels.make_plan(
+            self.manager.pool.classes[tables.cls],
+            StepTables(
+                page_offsets=tables.page_offsets,
+                kv_lens=tables.kv_lens.astype(np.int32),
+                q_lens=batch.q_lens,
+                new_lens=tables.new_lens,
+            ),
+            self.store.device,
+            scratch=self.store.scratch,
+            timers=self.timing.timers,
+        )

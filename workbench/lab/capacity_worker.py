@@ -82,7 +82,7 @@ def _fill(model: LoadedModel, task: CapacityTask) -> CapacityResult:
 
 
 def _result(engine: Engine, rss_growth: int) -> CapacityResult:
-    (spec,) = set(engine.stack.specs)
+    (spec,) = set(engine.stack.specs.full)
     requests = engine.scheduler.running
     num_pages = sum(engine.stack.manager.blocks_held(request) for request in requests)
     lines = ledger(engine)[0]

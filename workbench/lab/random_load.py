@@ -6,9 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.config import GROUPINGS, EngineConfig, replace_settings
+from workbench.config import (
+    BUDGET_SPLITS,
+    GROUPINGS,
+    RETENTION_POLICIES,
+    EngineConfig,
+    replace_settings,
+)
 from workbench.engine.engine import Engine
-from workbench.errors import CapacityError, RequestError, TierError
+from workbench.errors import CapacityError, RequestError, SettingError, TierError
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus, SamplingParams
 from workbench.spatial.hierarchy.faults import FAULTS, inject
 
@@ -45,7 +51,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "tiers.dram_mib": (0.0, 0.02, 0.03, 0.05, 0.1),
             "tiers.disk_mib": (0.0, 0.5, 1.0),
             "tiers.gate": (False, False, True),
-            "retention.policy": ("none", "sink+window", "attention-mass"),
+            "retention.policy": ("none", *RETENTION_POLICIES),
+            "retention.level": ("page", "token"),
+            "retention.when": ("both", "both", "prefill", "decode"),
+            "retention.split": BUDGET_SPLITS,
             "retention.budget_tokens": (16, 24, 40),
         }.items()
         for value in values
@@ -54,7 +63,9 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"cache.k_format": k_format, "cache.v_format": v_format}
         for k_format, v_format in (
             _EXACT, _EXACT, _EXACT, ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"),
-            ("fp8_e4m3", "bf16"), ("fp32", "fp8_e4m3"), ("int4", "int4"),
+            ("fp8_e4m3", "bf16"), ("fp32", "fp8_e4m3"), ("int4", "int4"), ("kivi4", "kivi4"),
+            ("kivi2", "int4"), ("turbo4", "turbo4"), ("int4_rotated", "nvfp4"),
+            ("fp8_e4m3_token", "fp8_e5m2"), ("fp8_e4m3_head", "kivi3"),
         )
     ],
     "rebuild": [
@@ -158,10 +169,18 @@ class RandomLoad:
         options = [
             each
             for each in CHANGES[kind]
-            if replace_settings(config, each) != config
+            if self._changes(config, each)
             and (self._lossy_phase or not each.keys() & PURE.keys())
         ]
         self._apply(self._rng.choice(options))
+
+    def _changes(self, config: EngineConfig, each: dict[str, Any]) -> bool:
+        """Whether a change is one, and goes with the other settings."""
+        try:
+            return replace_settings(config, each) != config
+        except SettingError:
+            self.counts["refused_combinations"] += 1
+            return False
 
     def _change_phase(self) -> None:
         """Switch between exact and lossy settings; a refused change is tried again next time."""

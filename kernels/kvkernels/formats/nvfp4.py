@@ -55,7 +55,9 @@ class Nvfp4(PageFormat):
 
     def unpack(self, data: Tensor, meta: Tensor | None, scale: Tensor | float) -> Tensor:
         """Code times block scale times shared scale."""
-        bits = self.needed(meta).movedim(0, -1).contiguous().view(torch.uint8)
+        halves = self.needed(meta).movedim(0, -1)
+        # an axis of one element counts as contiguous with any stride, and view then refuses it
+        bits = halves.clone(memory_format=torch.contiguous_format).view(torch.uint8)
         codes = unpack(data, 4)
         blocks = codes.shape[-1] // gcd(BLOCK, codes.shape[-1])
         own = bits[..., :blocks].view(torch.float8_e4m3fn).to(torch.float32)[..., None]

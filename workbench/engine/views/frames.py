@@ -134,7 +134,7 @@ class FrameBuilder:
                 name: np.zeros(0, np.uint8) for name in ("state", "owner", "refs", "mass", "age")
             }
             return TierGrid(name=stats.name, num_cells=0, slab_bytes=0, slabs=[]), empty
-        row_bytes = sum(spec.page_bytes for spec in engine.stack.specs)
+        row_bytes = sum(spec.page_bytes for spec in engine.stack.specs.full)
         count, planes = self.tier_cells[stats.name].update(
             engine.hierarchy.version(stats.name),
             engine.hierarchy.entries(stats.name),

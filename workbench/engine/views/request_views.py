@@ -116,7 +116,7 @@ def owners_of(engine: "Engine", block: int) -> list[tuple[Request, int, int]]:
         if request.status is not RequestStatus.RUNNING:
             continue
         blocks = engine.stack.manager.requests[request.request_id]
-        for group in range(len(engine.stack.specs)):
+        for group in range(len(engine.stack.specs.full)):
             for page in np.flatnonzero(blocks.blocks(group) == block):
                 found.append((request, group, int(page)))
     return found

@@ -246,6 +246,7 @@ class Scheduler:
             request,
             hit,
             num_loaded + count,
+            num_loaded_tokens=num_loaded,
             reserve_tokens=max(0, reserve),
             reserve_pages=promised,
             watermark_blocks=int(watermark * self.manager.capacity_pages),

@@ -8,6 +8,7 @@ from workbench.cache.keys import PrivateKey, TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
+from workbench.cache.request_blocks import RequestBlocks
 from workbench.cache.tier import KVHierarchy
 from workbench.request import Request
 
@@ -17,7 +18,7 @@ class SwapRecord:
     """Where the pages of a preempted request went: a key each, in logical order."""
 
     keys: list[TierKey]
-    num_pages: np.ndarray
+    classes: np.ndarray  # [num_groups, pages], -1 where a group has fewer pages
     stored_len: np.ndarray
     pos: np.ndarray
     lineage: str
@@ -67,7 +68,7 @@ class SwapSpace:
             moved += 1
         self._records[request.request_id] = SwapRecord(
             keys,
-            used,
+            self._classes(blocks, used),
             blocks.stored_len.copy(),
             blocks.pos[:, : num_pages * self.manager.block_size].copy(),
             blocks.lineage,
@@ -93,7 +94,7 @@ class SwapSpace:
         admitted = self.manager.restore(
             request,
             rows,
-            num_pages=record.num_pages,
+            classes=record.classes,
             stored_len=record.stored_len,
             pos=record.pos,
             lineage=record.lineage,
@@ -108,6 +109,11 @@ class SwapSpace:
         """A request is back in HBM, or gone: drop what it left below."""
         if self._records.pop(request.request_id, None) is not None:
             self.hierarchy.drop_private(request.request_id)
+
+    def _classes(self, blocks: RequestBlocks, used: np.ndarray) -> np.ndarray:
+        width = int(used.max(initial=0))
+        classes = self.manager.pool.page_classes(blocks.table[:, :width])
+        return np.where(np.arange(width) < used[:, None], classes, -1)
 
     def _row(self, key: TierKey) -> Row | None:
         return self.manager.pool.index.get(key) if isinstance(key, bytes) else None

@@ -1,0 +1,49 @@
+"""Pages a step needs, and the tables it reads, where full pages and open ones may differ in class.
+
+Formats that group the tokens of a page are written whole: tokens go into an open page of the
+compute dtype, and a page that fills up is *sealed*, that is encoded into its final class.
+
+    table | sealed | sealed | sealed | open (5 of 16 slots) |        spare: for the next full page
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Fresh pages of one group: loaded whole, opened for new tokens, and sealed after the step."""
+
+    num_loaded: int
+    num_open: int
+    num_sealed: int
+
+    @staticmethod
+    def of(num_loaded_tokens: int, num_stored: int, num_new_tokens: int, size: int) -> "Filling":
+        """`num_new_tokens` behind `num_stored` slots; the first of them arrive as full pages."""
+        first = num_stored // size
+        loaded = num_loaded_tokens // size
+        end = num_stored + num_new_tokens
+        return Filling(loaded, -(-end // size) - first - loaded, end // size - first - loaded)
+
+    def minus(self, num_open: int, num_spares: int) -> "Filling":
+        """What is still missing."""
+        return Filling(
+            self.num_loaded,
+            max(0, self.num_open - num_open),
+            max(0, self.num_sealed - num_spares),
+        )
+
+
+@dataclass(frozen=True)
+class ClassTables:
+    """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
+
+    `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are.
+    """
+
+    cls: int
+    page_offsets: np.ndarray
+    kv_lens: np.ndarray
+    new_lens: np.ndarray | None = None
