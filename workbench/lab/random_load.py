@@ -148,8 +148,8 @@ class RandomLoad:
             self.counts["refused_requests"] += 1
             return
         self.prompts[request_id], self.outputs[request_id] = tokens, []
-        if sampling.temperature > 0:
-            self.lossy.add(request_id)
+        if sampling.temperature > 0 or is_lossy(self.engine.config):
+            self.lossy.add(request_id)  # it may end within the step that begins it
 
     def abort(self) -> None:
         """Abort a request in the state that was aborted least so far."""
