@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from workbench.commands import bench, check, model, run, settings
+from workbench.commands import bench, check, model, quality, run, settings
 from workbench.errors import WorkbenchError
 
 USER_ERROR = 2
@@ -24,6 +24,7 @@ def build_app() -> typer.Typer:
     app.command("settings")(settings.list_settings)
     app.command("run")(run.run)
     app.command("check")(check.check)
+    app.command("quality")(quality.quality)
     return app
 
 

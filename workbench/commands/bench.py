@@ -1,6 +1,6 @@
-"""`workbench bench decode|prefix|capacity|peers|ui`: measure, then print figures.
+"""`workbench bench decode|prefix|capacity|peers|ui|quality`: measure, then print figures.
 
-A bench is a module of `workbench.lab` with `measure(progress, quick=...) -> list[Figure]`, where
+A bench is a module with `measure(progress, quick=...) -> list[Figure]`, where
 `progress(text)` takes one line for people; it goes to stderr, so that stdout holds figures alone.
 """
 
@@ -19,7 +19,7 @@ QuickOption = Annotated[
 def build_app() -> typer.Typer:
     """The `bench` group."""
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
-    for command in (decode, prefix, capacity, peers, ui):
+    for command in (decode, prefix, capacity, peers, ui, quality):
         app.command(command.__name__)(command)
     return app
 
@@ -47,6 +47,11 @@ def peers(as_json: JsonOption = False, quick: QuickOption = False) -> None:
 def ui(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Frames per second and knob latency of the real dashboard in a real browser."""
     measure_and_print("workbench.lab.ui_bench", as_json=as_json, quick=quick)
+
+
+def quality(as_json: JsonOption = False, quick: QuickOption = False) -> None:
+    """KL of each compression scheme beside a float64 encoder of the same scheme."""
+    measure_and_print("workbench.quality.bench", as_json=as_json, quick=quick)
 
 
 def measure_and_print(module: str, *, as_json: bool, **options: Any) -> dict[str, Any]:

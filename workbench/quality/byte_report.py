@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import torch
 
 from workbench.request import Request
@@ -17,9 +18,10 @@ LINE_BYTES = 64  # pages start on cache lines
 class ByteReport(msgspec.Struct, frozen=True, kw_only=True):
     """KV bytes at the end of a window, the last step's tokens included.
 
-    `allocated`: pages in the tables; `live`: their share that holds tokens; `metadata`: scales,
+    `allocated`: pages it holds; `live`: their share that holds tokens; `metadata`: scales,
     minima and padding in the pages; `touched`: cache lines of the arena that were written since it
-    was new, counted without asking anybody (pages that were evicted meanwhile included).
+    was new, counted without asking anybody; pages that were given back meanwhile are in it, those
+    that eviction and sealing free.
     `bits_per_element`: allocated bits per number of the tokens still stored. `ratio_to_bf16`: what
     the text would take in bf16 with nothing evicted, over `allocated`.
     """
@@ -50,14 +52,18 @@ def byte_report(engine: "Engine", request: Request) -> ByteReport:
     """Count a running request's bytes in all groups."""
     manager = engine.stack.manager
     blocks = manager.requests[request.request_id]
+    size = manager.block_size
     allocated = live = metadata = elements = 0
-    for group, cls in enumerate(manager.classes):
-        spec = manager.pool.classes[cls]
-        pages, stored = int(blocks.num_pages[group]), int(blocks.stored_len[group])
-        allocated += pages * spec.page_bytes
-        metadata += pages * spec.metadata_bytes
-        live += stored * spec.page_bytes // spec.block_size
-        elements += stored * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2
+    for group in range(len(manager.classes)):
+        held = np.array(blocks.held(group))
+        # spares behind the table's pages hold nothing yet
+        slots = np.clip(int(blocks.stored_len[group]) - size * np.arange(len(held)), 0, size)
+        for cls, filled in zip(manager.pool.page_classes(held), slots, strict=True):
+            spec = manager.pool.classes[cls]
+            allocated += spec.page_bytes
+            metadata += spec.metadata_bytes
+            live += int(filled) * spec.page_bytes // size
+            elements += int(filled) * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2
     arch, count = engine.model.arch, request.num_computed_tokens
     bf16 = count * arch.num_layers * arch.num_kv_heads * arch.head_dim * 2 * 2
     return ByteReport(

@@ -8,6 +8,7 @@ are fp16, because that is part of the scheme; everything else is float64.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
@@ -61,7 +62,8 @@ def kivi_k(x: np.ndarray, bits: int) -> np.ndarray:
 def kivi_v(x: np.ndarray, bits: int) -> np.ndarray:
     """Per token: asymmetric over runs of 32 channels; tokens outside whole runs stay exact."""
     whole = len(x) // GROUP * GROUP
-    runs = x[:whole].reshape(whole, x.shape[1], x.shape[2] // GROUP, GROUP)
+    group = gcd(GROUP, x.shape[2])  # narrow heads have narrow runs
+    runs = x[:whole].reshape(whole, x.shape[1], x.shape[2] // group, group)
     coded = _uniform(runs, 2**bits - 1).reshape(x[:whole].shape)
     return np.concatenate([coded, x[whole:]])
 

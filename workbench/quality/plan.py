@@ -67,3 +67,7 @@ class QualityPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"{MAX_HELD_BYTES // (4 * vocab_size)} and more windows"
             )
         return size
+
+
+# Small enough for an answer within seconds beside a running engine.
+LIVE_PLAN = QualityPlan(context=512, scored=256, num_windows=4)

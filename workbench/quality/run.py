@@ -70,7 +70,7 @@ def measure(
     windows = text_windows(model.tokenizer, plan)
     needles = needle_windows(model.tokenizer, plan) if plan.needle else []
     full = Contender("full cache", lambda size: lab_engine(model, full_changes(model), size))
-    done = compare(full, contenders, windows, needles, plan, model, progress, cancelled)
+    done = compare(full, contenders, windows, needles, plan, progress, cancelled)
     if not done:
         return []
     return [
@@ -103,7 +103,6 @@ def compare(
     windows: Sequence[Window],
     needles: Sequence[Window],
     plan: QualityPlan,
-    model: LoadedModel,
     progress: Progress,
     cancelled: Callable[[], bool],
 ) -> int:

@@ -37,18 +37,23 @@ def stored_kv(engine: Engine, request: Request) -> tuple[Tensor, Tensor]:
     blocks = manager.requests[request.request_id]
     shape = (geometry.num_layers, request.num_tokens, geometry.num_kv_heads, geometry.head_dim)
     planes = tuple(torch.zeros(shape, device=engine.device) for _ in range(2))
+    size = manager.block_size
     for group in geometry.groups:
-        spec = manager.pool.classes[manager.classes[group.index]]
-        stored = int(blocks.stored_len[group.index])
-        count = int(blocks.num_used_pages()[group.index])
-        offsets = manager.pool.offset[blocks.blocks(group.index)[:count]]
+        table = blocks.blocks(group.index)[: blocks.num_used_pages()[group.index]]
         places = torch.from_numpy(blocks.positions(group.index).astype(np.int64))
-        slots = np.full(count, spec.block_size)
-        slots[-1] = stored - (count - 1) * spec.block_size
-        for plane, values in zip(planes, _decode(engine, group.index, spec, offsets, slots),
-                                 strict=True):  # fmt: skip
-            for at, layer in enumerate(group.layers):
-                plane[layer][places[:, None], torch.tensor(group.kv_heads)] = values[at][:stored]
+        heads = torch.tensor(group.kv_heads)
+        classes = manager.pool.page_classes(table)
+        for cls in np.unique(classes):
+            pages = np.flatnonzero(classes == cls)
+            at = (pages[:, None] * size + np.arange(size)).ravel()
+            held = at < len(places)
+            slots = held.reshape(-1, size).sum(1)
+            where = places[at[held]]
+            spec, offsets = manager.pool.classes[cls], manager.pool.offset[table[pages]]
+            decoded = _decode(engine, group.index, spec, offsets, slots)
+            for plane, values in zip(planes, decoded, strict=True):
+                for index, layer in enumerate(group.layers):
+                    plane[layer][where[:, None], heads] = values[index][torch.from_numpy(held)]
     return planes[0], planes[1]
 
 

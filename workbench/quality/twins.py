@@ -19,14 +19,18 @@ FP32_PAGES: Changes = {"cache.k_format": "fp32", "cache.v_format": "fp32"}
 
 
 @contextmanager
-def twin_engine(model: LoadedModel, scheme: Scheme, num_tokens: int) -> Iterator[Engine]:
+def twin_engine(
+    model: LoadedModel, scheme: Scheme, num_tokens: int, limit: int | None = None
+) -> Iterator[Engine]:
     """A fresh engine for one window that stores what `scheme` makes of K and V, as fp32.
 
     Schemes of single tokens act as they are written. Schemes of runs act once the step that filled
-    a run is over, because until then its tokens wait in full precision.
+    a run is over, because until then its tokens wait in full precision. `limit`: tokens from this
+    position on (where a step begins) stay exact.
     """
     with lab_engine(model, FP32_PAGES | {"cache.block_size": 32}, num_tokens) as engine:
-        hook = _AtWrite(scheme) if scheme.tokens == 1 else _AfterStep(scheme, engine)
+        last = num_tokens if limit is None else limit
+        hook = _AtWrite(scheme, last) if scheme.tokens == 1 else _AfterStep(scheme, last, engine)
         with hooked(engine, hook):
             yield engine
 
@@ -34,18 +38,25 @@ def twin_engine(model: LoadedModel, scheme: Scheme, num_tokens: int) -> Iterator
 class _AtWrite(AttendHook):
     """Encodes K and V on their way into the pages."""
 
-    def __init__(self, scheme: Scheme) -> None:
+    def __init__(self, scheme: Scheme, limit: int) -> None:
         self._scheme = scheme
+        self._limit = limit
+
+    def begin(self, positions: Tensor) -> None:
+        self._acts = int(positions[0]) < self._limit
 
     def before(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if not self._acts:
+            return k, v
         return _encoded(k, self._scheme.encode_k), _encoded(v, self._scheme.encode_v)
 
 
 class _AfterStep(AttendHook):
     """Encodes whole runs of tokens in their pages before the next step reads them."""
 
-    def __init__(self, scheme: Scheme, engine: Engine) -> None:
+    def __init__(self, scheme: Scheme, limit: int, engine: Engine) -> None:
         self._scheme = scheme
+        self._limit = limit
         self._engine = engine
         self._done = 0  # pages that are encoded
 
@@ -56,7 +67,7 @@ class _AfterStep(AttendHook):
         spec = manager.pool.classes[cls]
         if spec.block_size != self._scheme.tokens:
             raise ValueError(f"a run of {self._scheme.tokens} tokens needs pages of that size")
-        full = int(positions[0]) // spec.block_size
+        full = min(int(positions[0]), self._limit) // spec.block_size
         for block in blocks.blocks(0)[self._done : full]:
             start = int(manager.pool.offset[block])
             self._encode(self._engine.stack.store.arena[start : start + spec.page_bytes], spec)
