@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from workbench.cache.block_pool import BlockPool
+from workbench.cache.eviction import evict_pages, keep_slots
 from workbench.cache.geometry import build_geometry
 from workbench.cache.keys import CacheIdentity, PrivateKey
 from workbench.cache.kv_cache_manager import KVCacheManager
@@ -131,11 +132,11 @@ class DrivenCache:
             return
         if data.draw(st.booleans()):
             pages = data.draw(st.sets(st.integers(0, full - 2), max_size=3))
-            self.manager.evict_pages(request, group, sorted(pages))
+            evict_pages(self.manager, request, group, sorted(pages))
             return
         gone = data.draw(st.sets(st.integers(0, stored - 2), min_size=1, max_size=9))
         kept = np.setdiff1d(np.arange(stored), sorted(gone))
-        self.manager.keep_slots(request, group, kept, partial(self.move, group))
+        keep_slots(self.manager, request, group, kept, partial(self.move, group))
         self.verify_bytes(request)
 
     def move(self, group: int, source: list[int], slots: np.ndarray, target: list[int]) -> None:

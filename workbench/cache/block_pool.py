@@ -39,8 +39,7 @@ class BlockPool:
         self.slab_bytes = slab_bytes
         self.stride = slab_bytes // smallest_page_bytes
         self.index = index
-        self.step = 0
-        self.num_evicted_rows = 0
+        self.step = self.num_evicted_rows = 0
         self._before_evict = before_evict
         size = num_slabs * self.stride
         self.ref_cnt = np.zeros(size, np.int32)
@@ -299,7 +298,3 @@ class BlockPool:
     def linked_blocks(self, cls: int) -> list[int]:
         """Every block in a class's free list, head first (for integrity checks)."""
         return list(self._lists.walk(cls))
-
-    def num_linked(self, cls: int) -> int:
-        """Length of a class's free list, as counted."""
-        return self._lists.lengths[cls]

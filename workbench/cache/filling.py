@@ -1,4 +1,4 @@
-"""Pages a step needs, and the tables it reads, where full pages and open ones may differ in class.
+"""Fresh pages that new tokens need, where full pages and open ones may differ in class.
 
 Formats that group the tokens of a page are written whole: tokens go into an open page of the
 compute dtype, and a page that fills up is *sealed*, that is encoded into its final class.
@@ -7,8 +7,6 @@ compute dtype, and a page that fills up is *sealed*, that is encoded into its fi
 """
 
 from dataclasses import dataclass
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,3 @@ class Filling:
             max(0, self.num_open - num_open),
             max(0, self.num_sealed - num_spares),
         )
-
-
-@dataclass(frozen=True)
-class ClassTables:
-    """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
-
-    `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are.
-    """
-
-    cls: int
-    page_offsets: np.ndarray
-    kv_lens: np.ndarray
-    new_lens: np.ndarray | None = None

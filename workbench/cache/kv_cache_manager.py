@@ -1,4 +1,8 @@
-"""Maps each request to its blocks; `free(request)` is the only way out."""
+"""Maps each request to its blocks; `free(request)` is the only way out.
+
+What a step reads is in `step_tables`, what takes tokens away in `eviction`, and what gives a full
+page its final class in `sealing`.
+"""
 
 import itertools
 from collections import Counter
@@ -9,7 +13,7 @@ from kvkernels.layout import PageSpec
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.contiguous import take_runs
-from workbench.cache.filling import ClassTables, Filling
+from workbench.cache.filling import Filling
 from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey, tagged_key
 from workbench.cache.prefix_index import Row
@@ -129,12 +133,7 @@ class KVCacheManager:
         num_slots = hit.num_tokens + num_new_tokens
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
         filled = Filling.of(num_loaded_tokens, 0, num_new_tokens, self.block_size)
-        needs = self._needs([wanted + reserve_pages] * len(self.classes))
-        for cls in needs:
-            needs[cls] += watermark_blocks
-        if self.seals:
-            for cls in self.open_classes:
-                needs[cls] = needs.get(cls, 0) + filled.num_open
+        needs = self._admission_needs(wanted + reserve_pages, filled.num_open, watermark_blocks)
         if not self.pool.can_allocate(needs, hit_blocks):
             return False
         blocks = self._new_blocks(lineage or hit.lineage)
@@ -185,8 +184,7 @@ class KVCacheManager:
         blocks.stored_len[:] = stored_len
         blocks.pos[:, : pos.shape[1]] = pos
         blocks.hashing = hashing
-        leading = next((at for at, row in enumerate(rows) if row is None), len(rows))
-        blocks.num_hashed = leading
+        blocks.num_hashed = next((at for at, row in enumerate(rows) if row is None), len(rows))
         self.requests[request.request_id] = blocks
         return True
 
@@ -234,11 +232,16 @@ class KVCacheManager:
         blocks.number_slots(request.num_computed_tokens)
         return True
 
-    def _needs(self, pages: Sequence[int]) -> dict[int, int]:
-        """Pages of each class, from the full pages of each group."""
+    def _admission_needs(self, pages: int, num_open: int, watermark_blocks: int) -> Counter[int]:
+        """Blocks of each class for `pages` full pages of each group, and those that are open."""
         needs: Counter[int] = Counter()
-        for cls, count in zip(self.classes, pages, strict=True):
-            needs[cls] += count
+        for cls in self.classes:
+            needs[cls] += pages
+        for cls in needs:
+            needs[cls] += watermark_blocks
+        if self.seals:
+            for cls in self.open_classes:
+                needs[cls] += num_open
         return needs
 
     def _append_pages(
@@ -267,47 +270,16 @@ class KVCacheManager:
         blocks.stored_len += num_tokens
         self.pool.last_used[blocks.all_blocks()] = self.pool.step
 
-    def seal(self, request: Request, recode: Callable[[int, list[int], list[int]], None]) -> None:
-        """Full pages go to their final class; `recode(group, from blocks, to blocks)` has bytes."""
-        blocks = self.requests[request.request_id]
-        for group, cls in enumerate(self.classes):
-            full = int(blocks.stored_len[group]) // self.block_size
-            table = blocks.table[group, :full]
-            pages = np.flatnonzero(self.pool.page_classes(table) != cls)
-            if not len(pages):
-                continue
-            old = [int(block) for block in table[pages]]
-            new, blocks.spares[group] = (
-                blocks.spares[group][: len(pages)],
-                blocks.spares[group][len(pages) :],
-            )
-            recode(group, old, new)
-            blocks.table[group, pages] = new
-            self.pool.mass[new] = self.pool.mass[old]
-            self.pool.free(old)
-
     def publish(self, request: Request, num_computed_tokens: int) -> int:
         """Offer full blocks to the index; returns how many became visible."""
         blocks = self.requests[request.request_id]
-        if not blocks.hashing:
-            return 0
         num_full = num_computed_tokens // self.block_size
-        if num_full <= blocks.num_hashed:
+        if not blocks.hashing or num_full <= blocks.num_hashed:
             return 0
-        chain = self.keys.chain(request)
         stored = 0
         for page in range(blocks.num_hashed, num_full):
-            parent = chain[page - 1] if page else None
-            tokens = request.token_ids[page * self.block_size : (page + 1) * self.block_size]
-            row = Row(
-                key=tagged_key(chain[page], blocks.lineage),
-                parent_key=tagged_key(parent, blocks.lineage) if parent else None,
-                blocks=tuple(int(block) for block in blocks.table[:, page]),
-                token_ids=tuple(tokens),
-                lineage=blocks.lineage,
-                chain_key=chain[page],
-            )
-            stored += self.pool.publish(row)
+            ids = tuple(int(block) for block in blocks.table[:, page])
+            stored += self.pool.publish(self.keys.row(request, page, ids, blocks.lineage))
         blocks.num_hashed = num_full
         return stored
 
@@ -318,58 +290,6 @@ class KVCacheManager:
         blocks.hashing = False
         blocks.number_slots(0)  # pages evicted so far left gaps
 
-    def evict_pages(self, request: Request, group: int, pages: list[int]) -> int:
-        """Take full pages out of one group's table (retention); returns how many were freed.
-
-        Others that share such a page keep it; blocks computed from now on are never indexed.
-        """
-        blocks = self.requests[request.request_id]
-        last_full = int(blocks.stored_len[group]) // self.block_size
-        drop = sorted(set(pages))
-        if drop and not 0 <= drop[0] <= drop[-1] < last_full:
-            raise ValueError(f"pages {drop} are not all full pages of group {group}")
-        victims = blocks.drop_pages(group, drop)
-        blocks.hashing = False
-        freed = sum(self.pool.ref_cnt[block] == 1 for block in victims)
-        self.pool.free(victims)
-        return int(freed)
-
-    def keep_slots(
-        self,
-        request: Request,
-        group: int,
-        kept: np.ndarray,
-        move: Callable[[list[int], np.ndarray, list[int]], None],
-    ) -> int:
-        """Keep only some slots of one group, packed into fewer pages; returns how many were freed.
-
-        `kept` int ascending. `move(source blocks, slots among them, target blocks)` copies bytes.
-        Pages in front of the first gap stay; shared and hashed ones behind it are copied, not
-        changed. Without room for those copies nothing happens (0).
-        """
-        blocks = self.requests[request.request_id]
-        gaps = np.flatnonzero(kept != np.arange(len(kept)))
-        first = (int(gaps[0]) if len(gaps) else len(kept)) // self.block_size
-        old = [int(block) for block in blocks.blocks(group)[first:]]
-        num_new = -(-len(kept) // self.block_size) - first
-        writable = [b for b in old if self.pool.ref_cnt[b] == 1 and not self.pool.cached[b]]
-        target = writable[:num_new]
-        missing = num_new - len(target)
-        cls = self.classes[group]
-        if num_new >= len(old) or not self.pool.can_allocate({cls: missing}):
-            return 0
-        (fresh,) = self.pool.allocate([(cls, missing)])
-        self.pool.owner[fresh] = request.owner
-        target += fresh
-        move(old, kept[first * self.block_size :] - first * self.block_size, target)
-        blocks.replace_tail(group, first, target, kept)
-        blocks.number_slots(request.num_computed_tokens)
-        blocks.hashing = False
-        victims = [block for block in old if block not in set(target)]
-        freed = sum(self.pool.ref_cnt[block] == 1 for block in victims) - missing
-        self.pool.free(victims)
-        return int(freed)
-
     def free(self, request: Request) -> None:
         """Give back every block; calling it for a request without tables does nothing."""
         blocks = self.requests.pop(request.request_id, None)
@@ -377,54 +297,3 @@ class KVCacheManager:
             return
         for group in range(len(self.classes)):
             self.pool.free(reversed(blocks.held(group)))
-
-    # ---- what a step needs
-
-    def page_offsets(
-        self, requests: list[Request], groups: tuple[int, ...], kv_lens: np.ndarray
-    ) -> np.ndarray:
-        """Byte offsets of the pages that hold `kv_lens` int [num_groups, R] slots.
-
-        Returns int64 [num_groups, R, P], -1 = padding; pages reserved beyond are left out.
-        """
-        used = -(-kv_lens // self.block_size)
-        width, chosen = int(used.max()), list(groups)
-        out = np.empty((len(groups), len(requests), width), np.int64)
-        for row, request in enumerate(requests):
-            table = self.requests[request.request_id].table
-            out[:, row] = self.pool.offset[table[chosen, :width]]
-        out[np.arange(width) >= used[..., None]] = -1
-        return out
-
-    def class_tables(
-        self, requests: list[Request], groups: tuple[int, ...], q_lens: np.ndarray
-    ) -> list[ClassTables]:
-        """The tables of a step, one for each page class among them; new tokens go to open pages."""
-        kv_lens = self.stored_lens(requests, groups) + q_lens
-        open_cls = self.open_classes[groups[0]]
-        if not self.seals:
-            return [ClassTables(open_cls, self.page_offsets(requests, groups, kv_lens), kv_lens)]
-        size = self.block_size
-        width = int(-(-kv_lens.max() // size))
-        table = np.stack(
-            [self.requests[r.request_id].table[list(groups), :width] for r in requests], 1
-        )
-        slots = np.clip(kv_lens[..., None] - size * np.arange(width), 0, size)  # [G, R, P]
-        classes = np.where(slots > 0, self.pool.page_classes(table), -1)
-        found = []
-        for cls in np.unique(classes[classes >= 0]).tolist():
-            mine = classes == cls
-            count = mine.sum(-1)
-            order = np.argsort(~mine, axis=-1, kind="stable")[..., : int(count.max())]
-            offsets = self.pool.offset[np.take_along_axis(table, order, -1)]
-            offsets[np.arange(offsets.shape[-1]) >= count[..., None]] = -1
-            lens = (slots * mine).sum(-1).astype(np.int32)
-            new = None if cls == open_cls else np.zeros(len(requests), np.int32)
-            found.append(ClassTables(int(cls), offsets, lens, new))
-        return found
-
-    def stored_lens(self, requests: list[Request], groups: tuple[int, ...]) -> np.ndarray:
-        """Stored slots before this step, int32 [num_groups, R]."""
-        return np.stack(
-            [self.requests[request.request_id].stored_len[list(groups)] for request in requests], 1
-        )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from workbench.cache.keys import PrefixKey, next_key, tagged_key
+from workbench.cache.prefix_index import Row
 from workbench.request import Request
 
 
@@ -48,3 +49,15 @@ class RequestKeys:
     def row_keys(self, request: Request, lineage: str) -> list[PrefixKey]:
         """Keys of the request's full blocks under a lineage."""
         return [tagged_key(key, lineage) for key in self.chain(request)]
+
+    def row(self, request: Request, page: int, blocks: tuple[int, ...], lineage: str) -> Row:
+        """The row of one full block of tokens whose parts lie in `blocks`, one a group."""
+        chain, size = self.chain(request), self._block_size
+        return Row(
+            key=tagged_key(chain[page], lineage),
+            parent_key=tagged_key(chain[page - 1], lineage) if page else None,
+            blocks=blocks,
+            token_ids=tuple(request.token_ids[page * size : (page + 1) * size]),
+            lineage=lineage,
+            chain_key=chain[page],
+        )

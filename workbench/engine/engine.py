@@ -1,6 +1,5 @@
 """The engine: schedule, run, update. Usable in process; `workbench/client` puts it in its own."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,13 @@ from workbench.engine import integrity
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack, max_open_pages
+from workbench.engine.commit import commit
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
 from workbench.engine.moves import Moves
 from workbench.engine.outlet import Outlet
-from workbench.engine.recode import seal
 from workbench.engine.retainer import Retainer
 from workbench.engine.runner import ForwardBatch, make_batch
 from workbench.engine.sampling import sample
@@ -40,6 +39,7 @@ from workbench.temporal.scheduling.fetcher import FetchCounters, Fetcher
 from workbench.temporal.scheduling.scheduler import Scheduler
 from workbench.temporal.scheduling.step import SchedulerOutput
 
+THRASH_PREEMPTIONS = 3  # so many in the metrics' window are told of
 WAIT_FOR_LOADS_S = 0.001  # a step that has only loads to wait for gives its core away for so long
 
 
@@ -213,29 +213,17 @@ class Engine:
             self.metrics.observe_prefill(num_tokens, view.wall_ms / 1e3)
 
     def _after_schedule(self, out: SchedulerOutput) -> None:
-        for _ in out.preempted:
-            self.metrics.num_preemptions += 1
-            self.metrics.preemptions.add(1)
         for request in out.failed:
             self.outlet.fail(request)
-        recent = len(self.metrics.preemptions.values())
-        if out.preempted and recent >= 3:
-            self.log.tell(
-                "thrash", num_preemptions=recent, seconds=self.metrics.preemptions.window_s
-            )
+        recent = self.metrics.preempted(len(out.preempted))
+        if out.preempted and recent >= THRASH_PREEMPTIONS:
+            seconds = self.metrics.preemptions.window_s
+            self.log.tell("thrash", num_preemptions=recent, seconds=seconds)
 
     def _update(self, batch: ForwardBatch, logits: torch.Tensor, mass: torch.Tensor | None) -> None:
-        manager = self.stack.manager
         if mass is not None:
             self.retainer.observe(batch, mass.numpy())
-        for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True):
-            manager.commit(request, count)
-            if manager.seals:
-                manager.seal(request, functools.partial(seal, self))
-            self.metrics.computed(request, count)
-            request.num_computed_tokens += count
-            if self.scheduler.prefix_caching:
-                manager.publish(request, request.num_computed_tokens)
+        commit(self, batch)
         logits = hand_out(self.tap, batch, logits)
         tokens = sample(logits, batch.logit_requests)
         if self.shadow is not None:

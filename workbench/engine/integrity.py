@@ -47,10 +47,10 @@ def _check_partition(engine: "Engine") -> None:
         slabs = np.flatnonzero(pool.slab_class == cls)
         pages = pool.pages_per_slab(cls)
         ids = (slabs[:, None] * pool.stride + np.arange(pages)).ravel()
-        linked = pool.linked_blocks(cls)
+        linked, counted = pool.linked_blocks(cls), pool._lists.lengths[cls]
         _require(
-            len(linked) == len(set(linked)) == pool.num_linked(cls),
-            f"I1: free list of class {spec.label} counts {pool.num_linked(cls)} blocks and "
+            len(linked) == len(set(linked)) == counted,
+            f"I1: free list of class {spec.label} counts {counted} blocks and "
             f"holds {len(set(linked))}",
         )
         owned = {int(block) for block in ids if pool.ref_cnt[block] > 0}

@@ -5,8 +5,8 @@ import torch
 from kvkernels.api import AttentionResult
 from torch import Tensor
 
-from workbench.cache.filling import ClassTables
 from workbench.cache.geometry import Geometry
+from workbench.cache.step_tables import ClassTables
 
 
 def join_classes(

@@ -134,6 +134,13 @@ class Metrics:
             window.mark()
         self._totals_at_mark = self._totals()
 
+    def preempted(self, count: int) -> int:
+        """Count preemptions of a step; returns how many there were in the window."""
+        self.num_preemptions += count
+        for _ in range(count):
+            self.preemptions.add(1)
+        return len(self.preemptions.values())
+
     def _totals(self) -> dict[str, tuple[int, int]]:
         """Part and whole of each share."""
         return {

@@ -20,6 +20,7 @@ from workbench.cache.geometry import fitting_pages
 from workbench.cache.keys import tagged_key
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.prefix_index import Row
+from workbench.cache.sealing import drop_spares
 from workbench.config import EngineConfig
 from workbench.engine.cache_stack import (
     GroupSpecs,
@@ -88,7 +89,7 @@ def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
     result = RecodeResult()
     stack = engine.stack
     specs = group_specs(stack.geometry, config, engine.model)
-    _drop_spares(engine)
+    drop_spares(stack.manager)
     _make_room(engine, specs, result)
     engine.scheduler.drop_fetches()  # what requests have below HBM is in the old format
     resident = _residents(engine)
@@ -100,29 +101,6 @@ def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
     _install(engine, config, specs, resident, copies)
     result.num_recoded_blocks = sum(len(copy.blocks) for copy in copies)
     return result
-
-
-def seal(engine: "Engine", group: int, source: list[int], target: list[int]) -> None:
-    """Encode full pages of an open class into pages of their final one."""
-    stack = engine.stack
-    pool = stack.pool
-    old = pool.classes[pool.page_class(source[0])]
-    stack.store.recode(
-        group,
-        stack.store.gather(pool.offset[source], old),
-        old,
-        stack.specs.full[group],
-        pool.offset[target],
-        np.full(len(source), engine.config.cache.block_size, np.int64),
-    )
-
-
-def _drop_spares(engine: "Engine") -> None:
-    """Pages that wait for a step that was not taken; it will ask again."""
-    for blocks in engine.stack.manager.requests.values():
-        for spares in blocks.spares:
-            engine.stack.pool.free(spares)
-            spares.clear()
 
 
 def _make_room(engine: "Engine", specs: GroupSpecs, result: RecodeResult) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.cache.eviction import evict_pages, keep_slots
 from workbench.cache.retention import RetentionPolicy, StoredTokens
 from workbench.config import EngineConfig, RetentionSettings
 from workbench.engine.runner import ForwardBatch
@@ -131,14 +132,16 @@ class Retainer:
             if not drop:
                 return 0, 0
             gone = (np.array(drop)[:, None] * size + np.arange(size)).ravel()
-            freed = manager.evict_pages(request, group, drop)
+            freed = evict_pages(manager, request, group, drop)
         else:
             kept = slots_to_keep(view, score, settings, budget)
             if kept is None:
                 return 0, 0
-            freed = manager.keep_slots(request, group, kept, functools.partial(self._move, group))
-            if int(manager.requests[request.request_id].stored_len[group]) == len(positions):
+            move = functools.partial(self._move, group)
+            packed = keep_slots(manager, request, group, kept, move)
+            if packed is None:
                 return 0, 0  # no room for the copies of shared pages
+            freed = packed
             gone = np.setdiff1d(np.arange(len(positions)), kept)
         self.observers[request.request_id].mark_evicted(group, positions[gone])
         return len(gone), freed

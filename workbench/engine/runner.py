@@ -7,10 +7,10 @@ import torch
 from kvkernels.api import StepTables, Timers
 from torch import Tensor
 
-from workbench.cache.filling import ClassTables
 from workbench.cache.geometry import Geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
+from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
 from workbench.engine.mass import by_group, join_classes
 from workbench.model.decoder import Decoder
@@ -160,7 +160,7 @@ class ModelRunner:
         """For each layer set and page class: its tables and their flat index, for all layers."""
         plans = []
         for layer_set in self.geometry.layer_sets:
-            found = self.manager.class_tables(batch.requests, layer_set.groups, batch.q_lens)
+            found = class_tables(self.manager, batch.requests, layer_set.groups, batch.q_lens)
             plans.append([(tables, self._plan(tables, batch)) for tables in found])
         return plans
 

@@ -1,0 +1,35 @@
+"""Sealing: pages that are full go from their open class to the final one, and others' never do."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.request import Request
+
+Recode = Callable[[int, list[int], list[int]], None]  # group, from blocks, to blocks
+
+
+def seal(manager: KVCacheManager, request: Request, recode: Recode) -> None:
+    """Put a request's full pages into the spares that were taken for them; `recode` has bytes."""
+    blocks, pool = manager.requests[request.request_id], manager.pool
+    for group, cls in enumerate(manager.classes):
+        table = blocks.table[group, : int(blocks.stored_len[group]) // manager.block_size]
+        pages = np.flatnonzero(pool.page_classes(table) != cls)
+        if not len(pages):
+            continue
+        old = [int(block) for block in table[pages]]
+        spares = blocks.spares[group]
+        new, blocks.spares[group] = spares[: len(pages)], spares[len(pages) :]
+        recode(group, old, new)
+        blocks.table[group, pages] = new
+        pool.mass[new] = pool.mass[old]
+        pool.free(old)
+
+
+def drop_spares(manager: KVCacheManager) -> None:
+    """Give back the pages that wait for a step that was not taken; it will ask again."""
+    for blocks in manager.requests.values():
+        for spares in blocks.spares:
+            manager.pool.free(spares)
+            spares.clear()

@@ -1,0 +1,61 @@
+"""The tables a step reads: one for each page class among the pages of its requests."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.request import Request
+
+
+@dataclass(frozen=True)
+class ClassTables:
+    """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
+
+    `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are.
+    """
+
+    cls: int
+    page_offsets: np.ndarray
+    kv_lens: np.ndarray
+    new_lens: np.ndarray | None = None
+
+
+def class_tables(
+    manager: KVCacheManager, requests: list[Request], groups: tuple[int, ...], q_lens: np.ndarray
+) -> list[ClassTables]:
+    """The tables of some groups for `q_lens` int32 [R] new tokens, which go to open pages."""
+    tables = [manager.requests[request.request_id] for request in requests]
+    kv_lens = np.stack([blocks.stored_len[list(groups)] for blocks in tables], 1) + q_lens
+    width = int(-(-kv_lens.max() // manager.block_size))
+    table = np.stack([blocks.table[list(groups), :width] for blocks in tables], 1)  # [G, R, P]
+    if manager.seals:
+        return _by_class(manager, table, kv_lens, manager.open_classes[groups[0]])
+    offsets = manager.pool.offset[table]
+    _pad(offsets, -(-kv_lens // manager.block_size))
+    return [ClassTables(manager.classes[groups[0]], offsets, kv_lens)]
+
+
+def _by_class(
+    manager: KVCacheManager, table: np.ndarray, kv_lens: np.ndarray, open_cls: int
+) -> list[ClassTables]:
+    """The pages of each class keep their order, and close up where another's lay between them."""
+    size, width = manager.block_size, table.shape[-1]
+    slots = np.clip(kv_lens[..., None] - size * np.arange(width), 0, size)  # [G, R, P]
+    classes = np.where(slots > 0, manager.pool.page_classes(table), -1)
+    found = []
+    for cls in np.unique(classes[classes >= 0]).tolist():
+        mine = classes == cls
+        count = mine.sum(-1)
+        order = np.argsort(~mine, axis=-1, kind="stable")[..., : int(count.max())]
+        offsets = manager.pool.offset[np.take_along_axis(table, order, -1)]
+        _pad(offsets, count)
+        lens = (slots * mine).sum(-1).astype(np.int32)
+        new_lens = None if cls == open_cls else np.zeros(table.shape[1], np.int32)
+        found.append(ClassTables(cls, offsets, lens, new_lens))
+    return found
+
+
+def _pad(offsets: np.ndarray, used: np.ndarray) -> None:
+    """Pages behind the `used` ones of each table are none: -1."""
+    offsets[np.arange(offsets.shape[-1]) >= used[..., None]] = -1
