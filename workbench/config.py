@@ -153,6 +153,7 @@ class TierSettings(_Section):
     disk_path: str = setting("", change="hot", dim="S")
     policy: str = setting("lru", change="hot", dim="S", choices=("lru",), main=True)
     gate: bool = setting(True, change="hot", dim="S")
+    disk_codec: str = setting("none", change="hot", dim="S", choices=("none", "planes+zstd"))
     dram_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )

@@ -143,7 +143,7 @@ def test_recomputed_checksums_do_not_pass(harness):
     os.unlink(path)
     page = t.page(t.key(9))
     sums = tuple(range(len(entry.checksums)))
-    write_file(path, PageRecord(encode_key(t.key(0)), page.nbytes, sums), page)
+    write_file(path, PageRecord(encode_key(t.key(0)), page.nbytes, sums), page, None)
     assert t.load([t.key(0)]) == [""]
 
 
@@ -218,6 +218,6 @@ def test_header_tells_everything():
     assert len(header) == header_bytes(len(record.key), 2) == 4096
     assert header[:8] == b"KVWBPAGE"
     version, slices, page_bytes, key_length = struct.unpack_from("<IIQI", header, 8)
-    assert (version, slices, page_bytes, key_length) == (1, 2, 8192, len(record.key))
+    assert (version, slices, page_bytes, key_length) == (2, 2, 8192, len(record.key))
     assert header_bytes(33, 1000) == 8192
     assert encode_key(b"R" + bytes(31)) != encode_key(PrivateKey("", 0, 0, 0))

@@ -1,6 +1,7 @@
 """The implementations that come with the workbench, registered by name."""
 
 from workbench.registry import Registry
+from workbench.structural.compression.byte_planes import BytePlanes
 from workbench.structural.retention.policies import (
     AttentionMass,
     HeavyHitters,
@@ -26,4 +27,6 @@ def builtin_registry() -> Registry:
     registry.register("retention", "snapkv", SnapKV)
     registry.register("retention", "tova", Tova)
     registry.register("retention", "random", Random)
+    registry.register("codec", "none", lambda: None)
+    registry.register("codec", "planes+zstd", BytePlanes)
     return registry

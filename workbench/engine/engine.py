@@ -1,5 +1,6 @@
 """The engine: schedule, run, update. Usable in process; `workbench/client` puts it in its own."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -96,7 +97,10 @@ class Engine:
         self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
         row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
-        self.hierarchy = Hierarchy(config.tiers, row_bytes, self.clock, self.moves.below)
+        make_codec = functools.partial(self.registry.create, "codec")
+        self.hierarchy = Hierarchy(
+            config.tiers, row_bytes, self.clock, self.moves.below, make_codec
+        )
         self._bind()
         self.frames = FrameBuilder(self)
         self.log.tell("engine", what="started")  # the first event: nothing is cached yet

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 
+from workbench.cache.codec import Codec
 from workbench.clock import Clock
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.bandwidth import TransferFit
@@ -38,6 +39,8 @@ class DiskTier:
     def __init__(self, folder: DiskFolder | None, capacity_bytes: int, io: IoThread | None) -> None:
         self.folder = folder
         self.table = EntryTable("G3", capacity_bytes, self._release)
+        self.codec: Codec | None = None  # of pages written from now on
+        self._codecs: dict[str, Codec | None] = {}  # of each file
         self.write_to = ""  # fault injection: the next page goes to this device instead
         self._io = io
         self._guard = threading.Lock()
@@ -99,7 +102,8 @@ class DiskTier:
             if self._real_bytes + need > self._cap_bytes:
                 return Outcome("over_cap", start_s, clock.now_s() - start_s)
         try:
-            real = write_file(temporary, record, page, device)
+            codec = self.codec
+            real = write_file(temporary, record, page, codec, device)
             self._slack_bytes = max(self._slack_bytes, real - (need - self._slack_bytes))
             with self._guard:
                 if self._real_bytes + real > self._cap_bytes:
@@ -107,6 +111,7 @@ class DiskTier:
                     return Outcome("over_cap", start_s, clock.now_s() - start_s)
                 os.rename(temporary, self.file_path(entry))
                 self._real[entry.file_name] = real
+                self._codecs[entry.file_name] = codec
                 self._real_bytes += real
         except OSError as error:
             # The fault is told below; what may be left is deleted when the folder closes.
@@ -121,7 +126,8 @@ class DiskTier:
         record = PageRecord(encode_key(entry.key), entry.page_bytes, entry.checksums)
         reason = ""
         try:
-            read_file(self.file_path(entry), record, page)
+            codec = self._codecs.get(entry.file_name)
+            read_file(self.file_path(entry), record, page, codec)
         except Exception as error:
             reason = fault_reason(error)
         return Outcome(reason, start_s, clock.now_s() - start_s)
@@ -151,6 +157,7 @@ class DiskTier:
             self.folder = None
         with self._guard:
             self._real.clear()
+            self._codecs.clear()
             self._real_bytes = 0
 
     def check(self, idle: bool, strict: bool) -> None:
@@ -203,6 +210,7 @@ class DiskTier:
             self._stuck.add(entry.file_name)  # still counted, so that the cap holds
             return Outcome(fault_reason(error))
         with self._guard:
+            self._codecs.pop(entry.file_name, None)
             self._real_bytes -= self._real.pop(entry.file_name, 0)
         return Outcome()
 

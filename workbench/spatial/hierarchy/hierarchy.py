@@ -1,10 +1,11 @@
 """All memory below HBM behind one interface: DRAM (G2) and local disk (G3), each optional."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from workbench.cache.codec import Codec
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.cache.tier import LoadResult, Lookup
 from workbench.clock import Clock
@@ -28,8 +29,14 @@ class Hierarchy:
     """
 
     def __init__(
-        self, settings: TierSettings, page_bytes_hint: int, clock: Clock, on_event: OnEvent
+        self,
+        settings: TierSettings,
+        page_bytes_hint: int,
+        clock: Clock,
+        on_event: OnEvent,
+        make_codec: Callable[[str], Codec | None] = lambda name: None,
     ) -> None:
+        self.make_codec = make_codec
         self.page_bytes_hint = page_bytes_hint
         self.settings = TierSettings()
         self.mover = Mover(clock, on_event)

@@ -1,14 +1,15 @@
 """The file of one page on disk, and the system calls that write, read and verify it.
 
     0        8       12      16      24      28      32       40
-    | magic  |version|slices | bytes |key len|  0    | header sum | key | checksums | zeros |
+    | magic  |version|slices | bytes |key len|coded  | header sum | key | checksums | zeros |
     4096 * n                                                                        (aligned)
-    | page bytes ...                                                                        |
+    | page bytes, or the blob of a codec with `coded` bytes ...                             |
 
 Little endian; `header sum` is the xxh3-64 of the header with that field zero. The page begins at
 a multiple of 4096, so that reads can bypass the page cache.
 """
 
+import dataclasses
 import errno
 import os
 import struct
@@ -17,11 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
+from workbench.cache.codec import Codec, CodecFault, from_blob, to_blob
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.spatial.hierarchy.entries import slice_checksums
 
 MAGIC = b"KVWBPAGE"
-VERSION = 1
+VERSION = 2
 ALIGN = 4096
 _HEAD = struct.Struct("<8sIIQIIQ")
 
@@ -36,11 +38,15 @@ class PageFault(Exception):
 
 @dataclass(frozen=True)
 class PageRecord:
-    """What a header says: the key as bytes, the page's size, the checksum of each slice."""
+    """What a header says: the key as bytes, the page's size, the checksum of each slice.
+
+    `coded_bytes`: size of the codec's blob in place of the page, 0 where the page lies as it is.
+    """
 
     key: bytes
     page_bytes: int
     checksums: tuple[int, ...]
+    coded_bytes: int = 0
 
 
 def encode_key(key: TierKey) -> bytes:
@@ -68,7 +74,7 @@ def encode_header(record: PageRecord) -> bytes:
             len(record.checksums),
             record.page_bytes,
             len(record.key),
-            0,
+            record.coded_bytes,
             header_sum,
         )
         return (head + record.key + sums).ljust(size, b"\0")
@@ -76,52 +82,73 @@ def encode_header(record: PageRecord) -> bytes:
     return build(xxhash.xxh3_64_intdigest(build(0)))
 
 
-def write_file(path: str, record: PageRecord, page: np.ndarray, device: str = "") -> int:
+def write_file(
+    path: str, record: PageRecord, page: np.ndarray, codec: Codec | None, device: str = ""
+) -> int:
     """Create `path` with a page; returns its real bytes (st_blocks * 512). Raises OSError.
 
+    With a codec its blob is written where it is smaller than the page.
     `device`: write the page there instead, for tests (`/dev/full` fails as a full disk does).
     """
+    data: memoryview = memoryview(page)  # type: ignore[arg-type]
+    if codec is not None:
+        blob = to_blob(codec, page)
+        if len(blob) < page.nbytes:
+            data = memoryview(blob)
+            record = dataclasses.replace(record, coded_bytes=len(blob))
     header = encode_header(record)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(path, flags, 0o600)
     try:
-        os.posix_fallocate(file, 0, len(header) + page.nbytes)  # a full disk shows before writing
+        size = len(header) + data.nbytes
+        os.posix_fallocate(file, 0, size)  # a full disk shows before writing
         _write_all(file, header, 0)
         if device:
             target = os.open(device, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.write(target, memoryview(page))  # type: ignore[arg-type]
+                os.write(target, data)
             finally:
                 os.close(target)
-        _write_all(file, memoryview(page), len(header))  # type: ignore[arg-type]
+        _write_all(file, data, len(header))
         return os.fstat(file).st_blocks * 512
     finally:
         os.close(file)
 
 
-def read_file(path: str, record: PageRecord, page: np.ndarray) -> None:
+def read_file(path: str, record: PageRecord, page: np.ndarray, codec: Codec | None) -> None:
     """Read the page that `record` describes into `page` and verify it (PageFault, OSError)."""
-    expected = encode_header(record)
-    header = bytearray(len(expected))
+    header = bytearray(header_bytes(len(record.key), len(record.checksums)))
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         got = os.preadv(file, [header, memoryview(page)], 0)  # type: ignore[arg-type]
-        while 0 < got < len(header) + page.nbytes:
-            if got < len(header):
-                raise PageFault("truncated")
-            rest = memoryview(page)[got - len(header) :]  # type: ignore[arg-type]
+        if got < len(header):
+            raise PageFault("truncated")
+        coded_bytes = _HEAD.unpack_from(header)[5]
+        if header != encode_header(dataclasses.replace(record, coded_bytes=coded_bytes)):
+            raise PageFault("corrupt" if bytes(header[:8]) == MAGIC else "foreign")
+        size = len(header) + (coded_bytes or page.nbytes)
+        while got < size:
+            rest = memoryview(page)[got - len(header) : size - len(header)]  # type: ignore[arg-type]
             count = os.preadv(file, [rest], got)
             if count == 0:
                 raise PageFault("truncated")
             got += count
     finally:
         os.close(file)
-    if got == 0:
-        raise PageFault("truncated")
-    if header != expected:
-        raise PageFault("corrupt" if bytes(header[:8]) == MAGIC else "foreign")
+    if coded_bytes:
+        _decode(page, coded_bytes, codec)
     if slice_checksums(page, len(record.checksums)) != record.checksums:
         raise PageFault("corrupt")
+
+
+def _decode(page: np.ndarray, coded_bytes: int, codec: Codec | None) -> None:
+    """The blob was read to where the page belongs: it is smaller, so it is copied out first."""
+    if codec is None:
+        raise PageFault("foreign")
+    try:
+        from_blob(codec, memoryview(page[:coded_bytes].tobytes()), page)
+    except CodecFault as error:
+        raise PageFault(error.reason) from None
 
 
 def fault_reason(error: Exception) -> str:

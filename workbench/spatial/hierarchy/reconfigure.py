@@ -55,6 +55,7 @@ def reconfigure(hierarchy: "Hierarchy", settings: TierSettings) -> ConfigureRepo
         _open_disk(mover, DiskTier(folder, disk_bytes, mover.io), clock)
     elif mover.disk.on:
         num_evicted_disk += _resize_disk(mover, disk_bytes)
+    mover.disk.codec = hierarchy.make_codec(settings.disk_codec)
     staging_bytes = max(MIN_STAGING_BYTES, 8 * hierarchy.page_bytes_hint) if disk_bytes else 0
     mover.staging.capacity_bytes = staging_bytes
     mover.memory.set_limit(dram_bytes + staging_bytes)

@@ -1,0 +1,1 @@
+"""Compression (KVCC): codecs for pages on their way to slower tiers; formats are kvkernels'."""
