@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from workbench.config import KV_FORMATS
 from workbench.quality import bench
 from workbench.quality.metrics import TokenScores
 
@@ -27,6 +28,11 @@ def test_our_codecs_are_the_float64_schemes(figures):
     for name in bench.FORMATS:
         ratio = figures[f"kl_vs_float64_{name}"]
         assert ratio.value == pytest.approx(1, abs=1e-4), ratio
+
+
+def test_formats_take_the_bytes_they_claim(figures):
+    assert figures["bytes_claim_error_max"].value <= 0.01
+    assert all(name in figures["bytes_claim_error_max"].note for name in KV_FORMATS)
 
 
 def test_a_scheme_without_a_format_says_so(monkeypatch):

@@ -15,7 +15,7 @@ def quality(
         typer.Option("--set", metavar="FILE", help="JSON or TOML settings; default: all formats."),
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 1024,
-    windows: Annotated[int, typer.Option(help="Windows of text.")] = 8,
+    windows: Annotated[int, typer.Option(help="Windows of text.")] = 4,
     scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 512,
     text: Annotated[
         list[Path] | None,

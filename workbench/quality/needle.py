@@ -45,7 +45,8 @@ def _window(
     if room < len(hidden) or len(filler) < room:
         raise SettingError(
             f"context = {plan.context} does not suit the needle: it takes {len(hidden)} tokens "
-            f"beside at least as many others, and the text has {len(filler)}"
+            f"beside at least as many others, and the text has {len(filler)}: choose a longer "
+            "context or leave the needle out"
         )
     split = round(depth * room)
     context = [*begin, *filler[:split], *hidden, *filler[split:room]]
