@@ -1,0 +1,235 @@
+"""A quality job in a process of its own: `python -m workbench.quality.job`.
+
+Reads a `JobPlan` as one line of JSON on standard input and writes one line of JSON for each step of
+progress and each report, as they come. It ends when all is measured, on SIGTERM, and when its
+standard input closes (also by the starter's death): then it reports what it has and stops.
+"""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+import msgspec
+import torch
+
+from workbench.clock import Clock, RealClock
+from workbench.errors import WorkbenchError
+from workbench.model.load import LoadedModel, load_model
+from workbench.model.random_launch import random_model
+from workbench.quality import job_protocol as protocol
+from workbench.quality.engines import (
+    check_changes,
+    full_changes,
+    lab_engine,
+    observed_tail,
+    split_changes,
+)
+from workbench.quality.needle import DEPTHS, needle_windows
+from workbench.quality.plan import QualityPlan
+from workbench.quality.probes import probe
+from workbench.quality.report import NeedleScore, Setting, build_report
+from workbench.quality.run import Contender, compare
+from workbench.quality.texts import text_windows
+
+EXIT_REFUSED, EXIT_CRASHED = 2, 70
+GRACE_S = 3.0  # a running window may take longer; without a starter nobody waits for it
+LOADING, PROBES_SHARE = "loading the model", 0.2
+
+
+class Cancel:
+    """Whether to stop, and why."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._asked = threading.Event()
+        self._end_s = float("inf")
+
+    def limit(self, seconds: float) -> None:
+        """Stop by itself after so many seconds from now; 0 = never."""
+        self._end_s = self._clock.now_s() + seconds if seconds else float("inf")
+
+    def ask(self, *_: int | FrameType | None) -> None:
+        """Stop before the next run of a window."""
+        self._asked.set()
+
+    def __call__(self) -> bool:
+        """Whether to stop now."""
+        return bool(self.why)
+
+    @property
+    def why(self) -> str:
+        """cancelled, time, or empty while it goes on."""
+        if self._asked.is_set():
+            return "cancelled"
+        return "time" if self._clock.now_s() >= self._end_s else ""
+
+
+def write(line: protocol.Line) -> None:
+    """Send a line; a starter that is gone is no fault."""
+    try:
+        os.write(1, protocol.encode_line(line))
+    except BrokenPipeError:
+        os._exit(0)
+
+
+class Job:
+    """One plan on one model; `run` writes the lines."""
+
+    def __init__(self, job: protocol.JobPlan, model: LoadedModel, cancel: Cancel) -> None:
+        self._job = job
+        self._model = model
+        self._cancel = cancel
+        self._settings = [Setting(name=s.name, changes=s.changes) for s in job.settings]
+        self._contenders: list[Contender] = []
+        self._sent: dict[str, tuple[int, int]] = {}  # windows and needles a report was sent for
+        self._share = 1.0 - PROBES_SHARE if job.probes else 1.0
+
+    def run(self) -> None:
+        """Measure; raises WorkbenchError before anything runs for what cannot be measured."""
+        plan, model = self._job.plan, self._model
+        for setting in self._settings:
+            check_changes(setting.changes)
+        plan.held_bytes(model.arch.vocab_size)
+        self._contenders = [_contender(model, item, plan) for item in self._settings]
+        windows = text_windows(model.tokenizer, plan)
+        needles = needle_windows(model.tokenizer, plan) if plan.needle else []
+        full = Contender("full cache", lambda size: lab_engine(model, full_changes(model), size))
+        compare(full, self._contenders, windows, needles, plan, self._progress, self._cancel)
+        self._send_reports()
+        if self._job.probes:
+            self._run_probes()
+
+    def _progress(self, share: float, what: str) -> None:
+        self._send_reports()
+        write(protocol.ProgressLine(share=share * self._share, what=what))
+
+    def _send_reports(self) -> None:
+        """A report for each setting that has a new window or needle since its last one."""
+        for setting, contender in zip(self._settings, self._contenders, strict=True):
+            have = (len(contender.windows), len(contender.needle))
+            if not have[0] or self._sent.get(setting.name) == have:
+                continue
+            self._sent[setting.name] = have
+            report = build_report(
+                setting,
+                contender.windows,
+                plan=self._job.plan,
+                tokenizer=self._model.tokenizer,
+                full_format=str(full_changes(self._model)["cache.k_format"]),
+                bytes=contender.bytes,
+                needle=_needles(contender),
+                seconds=contender.seconds,
+            )
+            view = msgspec.convert(report, protocol.ReportView, from_attributes=True, strict=False)
+            write(protocol.ReportLine(report=view))
+
+    def _run_probes(self) -> None:
+        for number, setting in enumerate(self._settings):
+            if self._cancel():
+                return
+            done = self._share + PROBES_SHARE * number / len(self._settings)
+            write(protocol.ProgressLine(share=done, what=f"probe: {setting.name}"))
+            found = probe(self._model, setting, self._job.plan)
+            write(
+                protocol.ProbesLine(
+                    name=setting.name,
+                    num_positions=found.num_positions,
+                    output_error=found.output_error.tolist(),
+                    kept_mass=found.kept_mass.tolist(),
+                    k_snr_db=found.k_snr_db.tolist(),
+                    v_snr_db=found.v_snr_db.tolist(),
+                )
+            )
+
+
+def _contender(model: LoadedModel, setting: Setting, plan: QualityPlan) -> Contender:
+    first, then = split_changes(model, setting.changes, exact_prefill=plan.exact_prefill)
+    tail = observed_tail(model, setting.changes, plan.context_chunk)
+    return Contender(setting.name, lambda size: lab_engine(model, first, size), tail, then)
+
+
+def _needles(contender: Contender) -> list[NeedleScore]:
+    return [
+        NeedleScore(
+            depth=depth,
+            logprob_full=float(-scores.nll_full.sum()),
+            logprob=float(-scores.nll.sum()),
+            exact_full=bool((scores.best_full == scores.targets).all()),
+            exact=bool((scores.best == scores.targets).all()),
+        )
+        for depth, scores in zip(DEPTHS, contender.needle, strict=False)
+    ]
+
+
+def _load(job: protocol.JobPlan) -> LoadedModel:
+    write(protocol.ProgressLine(share=0.0, what=LOADING))
+    if job.random_layers:
+        return random_model(job.random_layers)
+    return load_model(job.model_path, job.plan.weight_format)
+
+
+def _end_with_starter(cancel: Cancel) -> None:
+    """Stop on SIGTERM, and when the starter's end of standard input closes."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        cancel.ask()
+        threading.Event().wait(GRACE_S)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, cancel.ask)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's to handle
+    threading.Thread(target=watch, name="starter watch", daemon=True).start()
+
+
+def _read_line() -> bytes:
+    """The first line of standard input, at most one byte more than a plan may have."""
+    data = b""
+    while b"\n" not in data and len(data) <= protocol.MAX_PLAN_BYTES:
+        piece = os.read(0, 65536)
+        if not piece:
+            break
+        data += piece
+    return data.split(b"\n")[0] if b"\n" in data else data
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Run the job that standard input describes; returns the exit code."""
+    cancel = Cancel(RealClock())
+    try:
+        job = protocol.decode_plan(_read_line())
+        _end_with_starter(cancel)
+        cancel.limit(job.time_limit_s)
+        torch.set_num_threads(max(1, job.num_threads))
+        model = _load(job)
+        arch = model.arch
+        write(
+            protocol.ModelLine(
+                name=model.name,
+                weight_format="fp32" if job.random_layers else job.plan.weight_format,
+                num_layers=arch.num_layers,
+                num_heads=arch.num_heads,
+                num_kv_heads=arch.num_kv_heads,
+                head_dim=arch.head_dim,
+            )
+        )
+        Job(job, model, cancel).run()
+    except WorkbenchError as error:
+        write(protocol.ErrorLine(message=" ".join(str(error).split())))
+        return EXIT_REFUSED
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        write(protocol.ErrorLine(message=text[:1000]))
+        return EXIT_CRASHED
+    write(protocol.DoneLine(why=cancel.why or "done"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,222 @@
+"""What a quality job and its starter say to each other: one JSON line each, without torch.
+
+Plan in, one line on standard input; then lines out, one of `Line`. The report's structs repeat
+those of `report.py` and `byte_report.py` field by field, because those need torch.
+"""
+
+from typing import Any
+
+import msgspec
+
+from workbench.config import EngineConfig, all_settings, difference, replace_settings
+from workbench.errors import SettingError
+from workbench.quality.plan import QualityPlan
+
+MAX_SETTINGS = 64
+MAX_PLAN_BYTES = 2**20
+# What the lab decides itself, the same for every setting; see `engines.OWN`.
+LAB_SETTINGS = (
+    "cache.prefix_caching", "scheduling.max_num_seqs", "scheduling.token_budget",
+    "scheduling.chunk_tokens",
+)  # fmt: skip
+# What changes the numbers that attention reads; all others change time and place alone.
+QUALITY_SETTINGS = (
+    "cache.block_size", "cache.grouping", "cache.k_format", "cache.v_format",
+    *(path for path in all_settings() if path.startswith("retention.")),
+)  # fmt: skip
+
+
+class NamedSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named set of changes to the default config: setting path to value."""
+
+    name: str
+    changes: dict[str, Any]
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one job measures. `time_limit_s` 0 = none; `random_layers` > 0 = a random model.
+
+    `probes`: also where the damage lies, layer by layer, on the plan's first window.
+    """
+
+    settings: list[NamedSetting]
+    plan: QualityPlan
+    model_path: str = ""
+    probes: bool = False
+    time_limit_s: float = 0.0
+    num_threads: int = 1
+    random_layers: int = 0
+
+
+class ModelLine(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
+    """The model that runs, once it is loaded."""
+
+    name: str
+    weight_format: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class ProgressLine(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """Share done, 0 to 1, and what runs now: a window, a needle, a probe, or the loading."""
+
+    share: float
+    what: str
+
+
+class FlipView(msgspec.Struct, frozen=True, kw_only=True):
+    """As `report.Flip`."""
+
+    window: int
+    position: int
+    full: str
+    ours: str
+    text: str
+
+
+class NeedleView(msgspec.Struct, frozen=True, kw_only=True):
+    """As `report.NeedleScore`."""
+
+    depth: float
+    logprob_full: float
+    logprob: float
+    exact_full: bool
+    exact: bool
+
+
+class BytesView(msgspec.Struct, frozen=True, kw_only=True):
+    """As `byte_report.ByteReport`."""
+
+    allocated: int
+    live: int
+    metadata: int
+    touched: int
+    bits_per_element: float
+    ratio_to_bf16: float
+    tokens_per_mib: float
+    tokens_stored: float
+    num_tokens: int
+
+    @property
+    def per_token(self) -> float:
+        """Allocated bytes for each token of the text, kept or not."""
+        return self.allocated / self.num_tokens
+
+
+class ReportView(msgspec.Struct, frozen=True, kw_only=True):
+    """As `report.QualityReport`."""
+
+    name: str
+    changes: dict[str, Any]
+    full_format: str
+    num_windows: int
+    num_scored_tokens: int
+    context: int
+    seed: int
+    kl_mean: float
+    kl_low: float
+    kl_high: float
+    kl_p99: float
+    kl_by_offset: list[float | None]
+    top1: float
+    top5: float
+    perplexity_full: float
+    perplexity: float
+    perplexity_diff: float
+    perplexity_diff_low: float
+    perplexity_diff_high: float
+    first_divergence: list[int]
+    num_flips: int
+    flips: list[FlipView]
+    bytes: BytesView
+    needle: list[NeedleView]
+    seconds: float
+    notes: list[str]
+
+
+class ReportLine(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """A setting's report over the windows it has done; a later one replaces it."""
+
+    report: ReportView
+
+
+class ProbesLine(msgspec.Struct, frozen=True, kw_only=True, tag="probes"):
+    """As `probes.Probes`: [layer][query head], [layer][KV head], [layer]."""
+
+    name: str
+    num_positions: int
+    output_error: list[list[float]]
+    kept_mass: list[list[float]]
+    k_snr_db: list[float]
+    v_snr_db: list[float]
+
+
+class ErrorLine(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """Why the job ends early, in one sentence."""
+
+    message: str
+
+
+class DoneLine(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The last line of a job that ends by itself; `why`: done, cancelled or time."""
+
+    why: str
+
+
+Line = ModelLine | ProgressLine | ReportLine | ProbesLine | ErrorLine | DoneLine
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Line)
+
+
+def encode_line(line: Line | JobPlan) -> bytes:
+    """One line with its newline."""
+    return _encoder.encode(line) + b"\n"
+
+
+def decode_line(data: bytes) -> Line:
+    """A job's line; raises msgspec.DecodeError for anything else."""
+    return _decoder.decode(data)
+
+
+def decode_plan(data: bytes) -> JobPlan:
+    """A plan; SettingError says in one sentence what is wrong with it."""
+    if len(data) > MAX_PLAN_BYTES:
+        raise SettingError(f"the plan is larger than {MAX_PLAN_BYTES // 1024} KiB: give less")
+    try:
+        plan = msgspec.json.decode(data, type=JobPlan)
+    except SettingError:
+        raise
+    except msgspec.ValidationError as error:
+        raise SettingError(f"the plan is not understood: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"the plan is no JSON ({error}): give one line of JSON") from error
+    if not 1 <= len(plan.settings) <= MAX_SETTINGS:
+        raise SettingError(f"the plan has {len(plan.settings)} settings: give 1 to {MAX_SETTINGS}")
+    return plan
+
+
+def quality_changes(config: EngineConfig) -> dict[str, Any]:
+    """What of a running engine's settings a job measures, as changes to the defaults."""
+    changes = difference(config, EngineConfig())
+    return {path: value for path, value in changes.items() if path in QUALITY_SETTINGS}
+
+
+def check_setting(setting: NamedSetting) -> None:
+    """Raise SettingError for a setting that no job could measure, before one is started."""
+    try:
+        replace_settings(EngineConfig(), setting.changes)
+    except SettingError as error:
+        raise SettingError(f"setting {setting.name!r}: {error}") from error
+    for path in setting.changes:
+        if path in LAB_SETTINGS:
+            raise SettingError(
+                f"setting {setting.name!r}: {path} is the quality lab's own (the same for every "
+                "setting): leave it out"
+            )
+        if all_settings()[path].metadata["change"] == "restart":
+            raise SettingError(
+                f"setting {setting.name!r}: {path} changes the weights, and a cache setting is "
+                "judged on equal weights: leave it out"
+            )
