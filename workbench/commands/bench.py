@@ -1,4 +1,4 @@
-"""`workbench bench decode|prefix|capacity|peers|ui|quality`: measure, then print figures.
+"""`workbench bench decode|prefix|capacity|peers|ui|quality|reuse`: measure, then print figures.
 
 A bench is a module with `measure(progress, quick=...) -> list[Figure]`, where
 `progress(text)` takes one line for people; it goes to stderr, so that stdout holds figures alone.
@@ -6,9 +6,12 @@ A bench is a module with `measure(progress, quick=...) -> list[Figure]`, where
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from workbench.errors import RequestError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuickOption = Annotated[
@@ -19,7 +22,7 @@ QuickOption = Annotated[
 def build_app() -> typer.Typer:
     """The `bench` group."""
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
-    for command in (decode, prefix, capacity, peers, ui, quality):
+    for command in (decode, prefix, capacity, peers, ui, quality, reuse):
         app.command(command.__name__)(command)
     return app
 
@@ -52,6 +55,31 @@ def ui(as_json: JsonOption = False, quick: QuickOption = False) -> None:
 def quality(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """KL of each compression scheme beside a float64 encoder of the same scheme."""
     measure_and_print("workbench.quality.bench", as_json=as_json, quick=quick)
+
+
+def reuse(
+    as_json: JsonOption = False,
+    quick: QuickOption = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="A Mooncake trace (.jsonl) with hash_ids.")
+    ] = None,
+    capacities: Annotated[
+        str, typer.Option(help="Cache sizes in blocks, with commas between.")
+    ] = "1000,3000",
+    max_references: Annotated[int, typer.Option(min=1)] = 60_000,
+) -> None:
+    """Hit rate of each order of eviction on a trace, beside Belady's bound."""
+    sizes = [size for size in capacities.split(",") if size.strip()]
+    if not sizes or not all(size.strip().isdigit() for size in sizes):
+        raise RequestError(f"--capacities {capacities!r}: give whole numbers with commas between")
+    measure_and_print(
+        "workbench.lab.reuse_bench",
+        as_json=as_json,
+        quick=quick,
+        trace=trace,
+        capacities=tuple(int(size) for size in sizes),
+        max_references=max_references,
+    )
 
 
 def measure_and_print(module: str, *, as_json: bool, **options: Any) -> dict[str, Any]:

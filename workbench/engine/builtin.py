@@ -2,6 +2,15 @@
 
 from workbench.registry import Registry
 from workbench.structural.compression.byte_planes import BytePlanes
+from workbench.structural.retention.eviction import (
+    Arc,
+    CostAware,
+    Fifo,
+    Lfu,
+    Lru,
+    Predictive,
+    Slru,
+)
 from workbench.structural.retention.policies import (
     AttentionMass,
     HeavyHitters,
@@ -12,6 +21,11 @@ from workbench.structural.retention.policies import (
     Tova,
 )
 from workbench.temporal.scheduling.order import Fcfs, LongestPrefixFirst, Priority
+
+EVICTION_ORDERS = {
+    "lru": Lru, "fifo": Fifo, "lfu": Lfu, "slru": Slru, "arc": Arc, "cost-aware": CostAware,
+    "predictive": Predictive,
+}  # fmt: skip
 
 
 def builtin_registry() -> Registry:
@@ -29,4 +43,6 @@ def builtin_registry() -> Registry:
     registry.register("retention", "random", Random)
     registry.register("codec", "none", lambda: None)
     registry.register("codec", "planes+zstd", BytePlanes)
+    for name, order in EVICTION_ORDERS.items():
+        registry.register("eviction", name, order)
     return registry

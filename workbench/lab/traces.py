@@ -78,6 +78,22 @@ def read_trace(path: Path, scale: TraceScale | None = None, seed: int = 0) -> Wo
     return Workload(name=path.stem, arrivals=arrivals)
 
 
+def read_references(path: Path) -> list[int]:
+    """Block ids of a Mooncake file in order of arrival (`hash_ids` of every request).
+
+    Raises RequestError naming the file when it has none.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            rows = _rows(path, file, 1 << 30)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"trace {path} cannot be read ({error}): check the path") from None
+    references = [block for row in sorted(rows, key=lambda row: row.at_s) for block in row.blocks]
+    if not references:
+        raise RequestError(f"trace {path} names no blocks: give a Mooncake file with hash_ids")
+    return references
+
+
 def _rows(path: Path, file: Iterable[str], limit: int) -> list[_Row]:
     if path.suffix not in (".jsonl", ".csv"):
         raise RequestError(f"trace {path} is neither .jsonl (Mooncake) nor .csv (Azure)")
