@@ -11,35 +11,16 @@ from kvkernels.api import AttentionResult, FormatState, Mass
 from kvkernels.common import rotate
 from kvkernels.layout import PageSpec
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
+from kvkernels.triton_formats import page_of, plane_of, table_of
 from kvkernels.triton_plan import SMALL_TILE, Plan, Tiles, cut_tiles
+from kvkernels.turn import turn_output, turn_query, turns
 
 LOG2_E = 1.4426950408889634
 
 
-def layout_args(spec: PageSpec) -> dict[str, object]:
-    """Compile-time constants of both planes of a page class."""
-    return {
-        "S": spec.block_size,
-        "H": spec.num_kv_heads,
-        "HALF": spec.head_dim // 2,
-        "LAYER_BYTES": spec.layer_bytes,
-        "V_OFFSET": spec.v_offset,
-        "K_META": spec.k_meta_offset,
-        "V_META": spec.v_meta_offset,
-        "K_FMT": spec.k_format,
-        "V_FMT": spec.v_format,
-        "K_ITEM": spec.k.dtype.itemsize,
-        "V_ITEM": spec.v.dtype.itemsize,
-        "K_ROW": spec.k_row_bytes,
-        "V_ROW": spec.v_row_bytes,
-        "K_KINDS": spec.k_num_meta,
-        "V_KINDS": spec.v_num_meta,
-    }
-
-
 def dot_type(query: torch.dtype, spec: PageSpec) -> tl.dtype:
     """Operand type of the products: fp32 for fp32 data and under the interpreter, else bf16."""
-    wide = query == torch.float32 or "fp32" in (spec.k_format, spec.v_format)
+    wide = query == torch.float32 or torch.float32 in (spec.k.dtype, spec.v.dtype)
     # the interpreter multiplies bf16 wrongly
     return tl.float32 if wide or triton.knobs.runtime.interpret else tl.bfloat16
 
@@ -56,13 +37,31 @@ class LaunchShape:
 def launch_shape(dot: tl.dtype, spec: PageSpec) -> LaunchShape:
     """The largest shape that spills no registers on sm_90 (`tests/kernels/test_triton.py`).
 
-    fp32 products keep their operands in registers, so their tiles are smaller.
+    fp32 products keep their operands in registers, so their tiles are smaller. Keys grouped along
+    tokens are read one group at a time, so that its scales fold into the queries.
     """
+    key, value = plane_of(spec, "k"), plane_of(spec, "v")
+    # families that hold a scale or a level for each number, or fold two scales
+    heavy = any(x.family in ("channels", "nvfp4", "lloyd") for x in (key, value))
     if dot == tl.float32:
         if spec.head_dim > 64:
-            return LaunchShape(16, 16, 4)
-        return LaunchShape(32, 16 if spec.v_format == "int4" else 32, 4)
-    return LaunchShape(64, 64, 4 if spec.head_dim <= 64 else 8)
+            shape = LaunchShape(16, 16, 4)
+        else:
+            shape = LaunchShape(32, 16 if value.packed or heavy else 32, 4)
+    else:
+        shape = LaunchShape(64, 32 if heavy else 64, 4 if spec.head_dim <= 64 else 8)
+    if key.family != "tokens":
+        return shape
+    return LaunchShape(shape.large_tile, key.group, shape.num_warps)
+
+
+def most_registers(tile: int, spec: PageSpec) -> int:
+    """Registers of a thread that a kernel may use.
+
+    Said aloud, because ptxas otherwise spills a few to reach a round number of resident blocks.
+    """
+    wide = spec.k.grouped and spec.head_dim > 64  # scales of every channel are held
+    return 128 if tile == SMALL_TILE and not wide else 255
 
 
 def attend(
@@ -83,8 +82,13 @@ def attend(
     if plan.query_pos is not None and plan.rope_table is not None:
         cos, sin = (table[plan.query_pos][:, None, :] for table in plan.rope_table)
         q = rotate(q.to(torch.float32), cos, sin).to(q.dtype)
+    turned = turns(spec, plan.rope)
+    dtype = q.dtype
+    if turned[0]:
+        q = turn_query(q, spec, layer, state, plan.rope).to(dtype)
     q = q.contiguous()
-    out = torch.zeros_like(q)
+    # results that are turned back are rounded once, afterwards
+    out = torch.zeros_like(q, dtype=torch.float32 if turned[1] else dtype)
     lse = torch.full((tokens, num_heads), float("-inf"), device=q.device)
     shape = launch_shape(dot_type(q.dtype, spec), spec)
     tiles = cut_tiles(plan, share, shape.large_tile)
@@ -96,6 +100,8 @@ def attend(
     weights = launch.mass(lse) if mass is not None else None
     if weights is not None and mass == "page":
         weights = weights.unflatten(-1, (plan.num_pages, spec.block_size)).sum(-1)
+    if turned[1]:
+        out = turn_output(out, spec, layer, state).to(dtype)
     return AttentionResult(out.view(tokens, -1), lse if partial else None, weights)
 
 
@@ -116,14 +122,16 @@ class _Launch:
         self.q, self.plan, self.layer, self.state, self.scale = q, plan, layer, state, scale
         dot = dot_type(q.dtype, spec)
         self.shape = launch_shape(dot, spec)
-        self.k_arena = arena.view(spec.k.dtype)
-        self.v_arena = arena.view(spec.v.dtype)
+        self.k_arena, self.v_arena = arena.view(spec.k.dtype), arena.view(spec.v.dtype)
         self.meta = arena.view(torch.float16)
         # absent tables are replaced by any pointer: the constants keep them from being read
         cos, sin = plan.rope_table or (self.meta, self.meta)
         log_count = plan.rows if plan.log_count is None else plan.log_count
         self.extra = (log_count, plan.rows if plan.pos is None else plan.pos, cos, sin)
-        self.constants = layout_args(spec) | {
+        self.table = table_of(spec, q.device)
+        self.constants: dict[str, object] = {
+            "K": plane_of(spec, "k"),
+            "PAGE": page_of(spec),
             "G": share,
             "DOT": dot,
             "HAS_LOG": plan.log_count is not None,
@@ -143,6 +151,7 @@ class _Launch:
             self.k_arena,
             self.v_arena,
             self.meta,
+            self.table,
             plan.pages,
             plan.rows,
             tiles,
@@ -156,10 +165,12 @@ class _Launch:
             split_slots,
             self.q.shape[0] * self.q.shape[1],
             **self.constants,
+            V=plane_of(plan.spec, "v"),
             BLOCK_M=tile,
             BLOCK_N=self.shape.block_slots,
             num_warps=self.shape.num_warps,
             num_stages=2,
+            maxnreg=most_registers(tile, plan.spec),
         )
 
     def small(self, tiles: Tiles, out: Tensor, lse: Tensor) -> None:
@@ -193,14 +204,13 @@ class _Launch:
         rows, slots = plan.pages.shape[0], plan.num_pages * spec.block_size
         total = torch.empty(rows, spec.num_kv_heads, slots, device=self.q.device)
         block = self.shape.block_slots
-        skipped = ("V_OFFSET", "V_META", "V_FMT", "V_ITEM", "V_ROW", "V_KINDS")
-        constants = {name: x for name, x in self.constants.items() if name not in skipped}
         mass_kernel[(rows, spec.num_kv_heads, triton.cdiv(slots, block))](
             self.q,
             lse,
             total,
             self.k_arena,
             self.meta,
+            self.table,
             plan.pages,
             plan.rows,
             *self.extra,
@@ -209,10 +219,11 @@ class _Launch:
             self.scale,
             plan.num_pages,
             plan.num_head_groups,
-            **constants,
+            **self.constants,
             BLOCK_M=SMALL_TILE,
             BLOCK_N=block,
             num_warps=self.shape.num_warps,
             num_stages=1,  # a pipelined loop would hold two tiles of queries in registers
+            maxnreg=most_registers(SMALL_TILE, spec),
         )
         return total.view(plan.num_requests, -1, slots)

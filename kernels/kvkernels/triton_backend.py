@@ -7,9 +7,9 @@ from torch import Tensor
 from kvkernels.api import FormatState, Scratch
 from kvkernels.common import merge
 from kvkernels.layout import PageSpec
-from kvkernels.pages import RECODE_BATCH, check_recode
-from kvkernels.triton_attend import attend, layout_args
-from kvkernels.triton_formats import check_twins
+from kvkernels.pages import RECODE_BATCH, check_full, check_recode, refuse_grouped
+from kvkernels.triton_attend import attend
+from kvkernels.triton_formats import check_twins, page_of, plane_of, shared_scale, table_of
 from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
 from kvkernels.triton_plan import Plan, make_plan
 
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 MOVE_BLOCK = 1024  # words of a page one program moves
+MOST_REGISTERS = 255  # said aloud, see `triton_attend.most_registers`
 
 
 def write_kv(
@@ -34,23 +35,31 @@ def write_kv(
     spec, count = plan.spec, plan.write_pages.numel()
     if not count:
         return
+    refuse_grouped(spec)
+    scales = [shared_scale(spec, state, plane) for plane in ("k", "v")]
     write_kernel[(count,)](
         k.contiguous(),
         v.contiguous(),
         arena.view(spec.k.dtype),
         arena.view(spec.v.dtype),
         arena.view(torch.float16),
+        table_of(spec, arena.device),
         plan.write_pages,
         plan.write_slots,
         plan.write_tokens,
-        state.k_scale,
-        state.v_scale,
+        scales[0][0],
+        scales[1][0],
         state.saturated,
         layer,
         plan.num_head_groups,
-        **layout_args(spec),
+        scales[0][1],
+        scales[1][1],
+        K=plane_of(spec, "k"),
+        V=plane_of(spec, "v"),
+        PAGE=page_of(spec),
         BLOCK_H=triton.next_power_of_2(spec.num_kv_heads),
         num_warps=write_warps(spec),
+        maxnreg=MOST_REGISTERS,
     )
 
 
@@ -115,6 +124,8 @@ def recode_pages(
     check_twins(dst_spec)
     if num_slots is None:
         num_slots = torch.full_like(src_offsets, src_spec.block_size)
+    else:
+        check_full(dst_spec, num_slots)
     num_slots = num_slots.to(arena.device, torch.int32)
     dst_offsets = dst_offsets.to(arena.device)
     for start in range(0, src_offsets.numel(), RECODE_BATCH):
@@ -153,41 +164,29 @@ def _recode_plane(
     src_state: FormatState,
     dst_state: FormatState,
 ) -> None:
-    sides = ((src_spec, "SRC"), (dst_spec, "DST"))
-    constants: dict[str, object] = {}
-    for spec, side in sides:
-        constants |= {f"{side}_{name}": value for name, value in plane_args(spec, plane).items()}
+    src, dst = (spec.k if plane == "k" else spec.v for spec in (src_spec, dst_spec))
+    src_scale, src_width = shared_scale(src_spec, src_state, plane)
+    dst_scale, dst_width = shared_scale(dst_spec, dst_state, plane)
     recode_kernel[(src_offsets.numel(), src_spec.num_layers * src_spec.num_kv_heads)](
-        origin.view((src_spec.k if plane == "k" else src_spec.v).dtype),
+        origin.view(src.dtype),
         origin.view(torch.float16),
-        arena.view((dst_spec.k if plane == "k" else dst_spec.v).dtype),
+        table_of(src_spec, arena.device),
+        arena.view(dst.dtype),
         arena.view(torch.float16),
+        table_of(dst_spec, arena.device),
         src_offsets,
         dst_offsets,
         num_slots,
-        src_state.k_scale if plane == "k" else src_state.v_scale,
-        dst_state.k_scale if plane == "k" else dst_state.v_scale,
+        src_scale,
+        dst_scale,
         dst_state.saturated,
-        L=src_spec.num_layers,
-        H=src_spec.num_kv_heads,
-        S=src_spec.block_size,
-        HALF=src_spec.head_dim // 2,
+        src_width,
+        dst_width,
+        SRC=plane_of(src_spec, plane),
+        SRC_PAGE=page_of(src_spec),
+        DST=plane_of(dst_spec, plane),
+        DST_PAGE=page_of(dst_spec),
         BLOCK_S=triton.next_power_of_2(src_spec.block_size),
-        **constants,
         num_warps=2,
+        maxnreg=MOST_REGISTERS,
     )
-
-
-def plane_args(spec: PageSpec, plane: str) -> dict[str, object]:
-    """Compile-time constants of one plane of a page class."""
-    key = plane == "k"
-    fmt = spec.k_format if key else spec.v_format
-    return {
-        "FMT": fmt,
-        "ITEM": (spec.k if key else spec.v).dtype.itemsize,
-        "ROW": spec.k_row_bytes if key else spec.v_row_bytes,
-        "LAYER": spec.layer_bytes,
-        "START": 0 if key else spec.v_offset,
-        "META": spec.k_meta_offset if key else spec.v_meta_offset,
-        "KINDS": spec.k_num_meta if key else spec.v_num_meta,
-    }

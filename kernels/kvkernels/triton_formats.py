@@ -1,14 +1,144 @@
-"""Which page formats have Triton kernels."""
+"""What the Triton kernels know of a page class at compile time, and which they can read."""
 
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvkernels.api import FormatState, Rope
+from kvkernels.formats import PageFormat
+from kvkernels.formats.fp8 import Fp8
+from kvkernels.formats.integer import ChannelGroups, Symmetric, Uniform
+from kvkernels.formats.kivi import GROUP, TokenGroups
+from kvkernels.formats.nvfp4 import Nvfp4
+from kvkernels.formats.turbo import LloydMax, codebook
 from kvkernels.layout import PageSpec
 
-TWINS = ("bf16", "fp32", "fp8_e4m3", "int8", "int4")
+MIN_TOKEN_GROUP = 16  # a tile of keys is one group, and a product needs 16 of them
 
 
-def check_twins(spec: PageSpec) -> None:
-    """Raise ValueError for a page class that the Triton kernels cannot read."""
-    for plane, name in (("k_format", spec.k_format), ("v_format", spec.v_format)):
-        if name not in TWINS:
+class Page(NamedTuple):
+    """Shape of a page class; `log_half` is log2 of half a head vector."""
+
+    slots: int
+    heads: int
+    half: int
+    log_half: int
+    layer_bytes: int
+
+
+class Plane(NamedTuple):
+    """One plane of a page class.
+
+    family: how codes are laid and scaled: float, e4m3, e5m2, int8, uint, channels, tokens, lloyd,
+        nvfp4. packed: codes share bytes (two or more a byte).
+    fold: numbers per token that fold around a product: 0, 1 (scale), 2 (and minimum) or 4 (both
+        for each half of the vector). group: channels or tokens that share metadata.
+    item: bytes of an element of the data pointer. row: elements of a vector; align: elements that
+    divide every row's place. start, meta: byte offsets in a layer; kinds: M. shared: 0, 1 (a scale
+    a layer), 2 (a scale a layer and head). factor: value of one unit of a code.
+    """
+
+    family: str
+    bits: int
+    packed: bool
+    fold: int
+    group: int
+    item: int
+    row: int
+    align: int
+    start: int
+    meta: int
+    kinds: int
+    shared: int
+    factor: float
+    rotated: bool
+
+
+def page_of(spec: PageSpec) -> Page:
+    """Shape constants of a page class."""
+    half = spec.head_dim // 2
+    return Page(spec.block_size, spec.num_kv_heads, half, half.bit_length() - 1, spec.layer_bytes)
+
+
+def plane_of(spec: PageSpec, plane: str) -> Plane:
+    """Constants of one plane of a page class."""
+    key = plane == "k"
+    fmt, row = (spec.k, spec.k_row_bytes) if key else (spec.v, spec.v_row_bytes)
+    item = fmt.dtype.itemsize
+    group = _group(fmt, spec)
+    fold = fmt.num_scales + isinstance(fmt, LloydMax)
+    if isinstance(fmt, ChannelGroups) and group * 2 == spec.head_dim:
+        fold = 4
+    return Plane(
+        family=_family(fmt),
+        bits=fmt.bits,
+        packed=fmt.bits < 8,
+        fold=fold,
+        group=group,
+        item=item,
+        row=row // item,
+        align=gcd(row, 16) // item,
+        start=0 if key else spec.v_offset,
+        meta=spec.k_meta_offset if key else spec.v_meta_offset,
+        kinds=spec.k_num_meta if key else spec.v_num_meta,
+        shared={None: 0, "tensor": 1, "head": 2}[fmt.shared],
+        factor=fmt.code_factor,
+        rotated=fmt.rotated,
+    )
+
+
+def _family(fmt: PageFormat) -> str:
+    if isinstance(fmt, Fp8):
+        return "e5m2" if fmt.kind == torch.float8_e5m2 else "e4m3"
+    families: tuple[tuple[type, str], ...] = (
+        (Symmetric, "int8"), (Uniform, "uint"), (ChannelGroups, "channels"),
+        (TokenGroups, "tokens"), (LloydMax, "lloyd"), (Nvfp4, "nvfp4"),
+    )  # fmt: skip
+    return next((name for kind, name in families if isinstance(fmt, kind)), "float")
+
+
+def _group(fmt: PageFormat, spec: PageSpec) -> int:
+    if isinstance(fmt, TokenGroups):
+        return gcd(GROUP, spec.block_size)
+    if isinstance(fmt, Nvfp4):
+        return gcd(16, spec.head_dim)
+    return gcd(fmt.group, spec.head_dim) if isinstance(fmt, ChannelGroups) else spec.head_dim
+
+
+def shared_scale(spec: PageSpec, state: FormatState, plane: str) -> tuple[Tensor, int]:
+    """The fp32 scales a kernel reads, [num_layers, width], and their width."""
+    if (spec.k if plane == "k" else spec.v).shared == "head":
+        scale = state.k_head_scale if plane == "k" else state.v_head_scale
+        return scale.contiguous(), scale.shape[1]
+    return (state.k_scale if plane == "k" else state.v_scale), 1
+
+
+def table_of(spec: PageSpec, device: torch.device) -> Tensor:
+    """The K plane's codebook (fp32 [2**bits]); any tensor where it has none."""
+    bits = spec.k.bits if isinstance(spec.k, LloydMax) else 3
+    return codebook(bits, device)
+
+
+def check_twins(spec: PageSpec, rope: Rope = "stored") -> None:
+    """Raise ValueError for a page class that the Triton kernels cannot read, naming the plane."""
+    for plane, name, fmt in (
+        ("k_format", spec.k_format, spec.k),
+        ("v_format", spec.v_format, spec.v),
+    ):
+        where = f"{plane} = {name} has no Triton kernel"
+        least = 64 if fmt.bits < 8 else 32
+        if spec.head_dim & (spec.head_dim - 1) or spec.head_dim < least:
             raise ValueError(
-                f"{plane} = {name} has no Triton kernel: choose one of {list(TWINS)}, or a CPU"
+                f"{where} for head_dim {spec.head_dim}: it must be a power of two from {least} on"
             )
+        if isinstance(fmt, TokenGroups) and gcd(GROUP, spec.block_size) < MIN_TOKEN_GROUP:
+            raise ValueError(
+                f"{where} for block_size {spec.block_size}: choose a multiple of {MIN_TOKEN_GROUP}"
+            )
+    if rope == "at_read" and spec.k.rotated:
+        raise ValueError(
+            f"k_format = {spec.k_format} has no Triton kernel that rotates positions at read: "
+            "store rotated keys, or choose a format without a Hadamard rotation"
+        )

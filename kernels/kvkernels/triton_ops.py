@@ -1,74 +1,21 @@
-"""Device functions shared by the Triton kernels: rows of a page to numbers and back.
-
-A vector is handled as two halves (dims i and i + D/2): int4 packs them in one byte, and rotary
-embedding pairs them, so that every format and the rotation share one shape, [rows, D/2] twice.
-"""
+"""Device functions of attention that its kernels share: queries of a tile, scores, values."""
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def load_pair(ptr, at, live, HALF: tl.constexpr, FMT: tl.constexpr, OUT: tl.constexpr):
-    """Read codes of rows starting at element `at` [n]; returns two [n, HALF] of type OUT.
-
-    fp8 comes as value / 256 (its bits moved into fp16). Rows that are not `live` are not read.
-    """
-    dims = tl.arange(0, HALF)
-    where = at[:, None] + dims[None, :]
-    mask = live[:, None]
-    if FMT == "int4":
-        packed = tl.load(ptr + where, mask=mask, other=0)
-        first = (packed & 15).to(OUT)
-        second = (packed >> 4).to(OUT)
-    else:
-        first = tl.load(ptr + where, mask=mask, other=0)
-        second = tl.load(ptr + where + HALF, mask=mask, other=0)
-        if FMT == "fp8_e4m3":
-            first = ((first.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True)
-            second = ((second.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True)
-        first = first.to(OUT)
-        second = second.to(OUT)
-    return first, second
+from kvkernels.triton_tiles import decode_tile, load_scale, meta_at, read_fold, read_tile
 
 
 @triton.jit
-def load_scale(meta, at, live):
-    """Read fp16 metadata at elements `at` [n] as fp32, zero where not `live`."""
-    return tl.load(meta + at, mask=live, other=0).to(tl.float32)
-
-
-@triton.jit
-def load_values(
-    ptr, meta, at, meta_at, live, shared, S: tl.constexpr, HALF: tl.constexpr, FMT: tl.constexpr
-):
-    """Read and dequantise rows to fp32, two [n, HALF]; `meta_at` [n] is that of the scale."""
-    first, second = load_pair(ptr, at, live, HALF, FMT, tl.float32)
-    if FMT == "fp8_e4m3":
-        first = first * (shared * 256.0)
-        second = second * (shared * 256.0)
-    if FMT == "int8" or FMT == "int4":
-        scale = load_scale(meta, meta_at, live)[:, None]
-        first = first * scale
-        second = second * scale
-    if FMT == "int4":
-        low = load_scale(meta, meta_at + S, live)[:, None]
-        first = first + low
-        second = second + low
-    return first, second
-
-
-@triton.jit
-def load_tile(
+def load_queries(
     q,
     rows,
     row,
     start,
     head,
+    num_groups,
     G: tl.constexpr,
-    H: tl.constexpr,
-    NUM_GROUPS,
-    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     DOT: tl.constexpr,
 ):
@@ -82,157 +29,175 @@ def load_tile(
     m = start + tl.arange(0, BLOCK_M)
     step = m // G
     real = step < queries
-    at = ((first + step) * NUM_GROUPS + group) * (H * G) + head * G + m % G  # row of [N * Hq]
-    dims = tl.arange(0, HALF)
-    where = at[:, None].to(tl.int64) * (2 * HALF) + dims[None, :]
+    at = ((first + step) * num_groups + group) * (PAGE.heads * G) + head * G + m % G  # of [N * Hq]
+    where = at[:, None].to(tl.int64) * (2 * PAGE.half) + tl.arange(0, PAGE.half)[None, :]
     q0 = tl.load(q + where, mask=real[:, None], other=0).to(DOT)
-    q1 = tl.load(q + where + HALF, mask=real[:, None], other=0).to(DOT)
+    q1 = tl.load(q + where + PAGE.half, mask=real[:, None], other=0).to(DOT)
     seen = tl.minimum(tl.maximum(step + 1 - first_new, 0), new)
     visible = tl.where(real, slots - new + seen, 0)
     return q0, q1, at, real, visible
 
 
 @triton.jit
-def score_tile(
+def row_sum(x):
+    """Sum of each row in fp32."""
+    return tl.sum(x.to(tl.float32), 1)
+
+
+@triton.jit
+def token_group_scores(
+    q0, q1, k0, k1, meta, base, head, inner, P: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr
+):
+    """Scores against keys of one group of tokens: its scales go into q, its minima into a sum."""
+    # every live slot of the tile is in one page and one group; the others say page 0
+    at = tl.max(meta_at(base, head, P, PAGE) + inner // P.group * (2 * PAGE.half), 0)
+    at += tl.arange(0, PAGE.half)
+    lows = PAGE.slots // P.group * (2 * PAGE.half)
+    wide0, wide1 = q0.to(tl.float32), q1.to(tl.float32)
+    added = wide0 * load_scale(meta, at + lows, True)[None, :]
+    added += wide1 * load_scale(meta, at + lows + PAGE.half, True)[None, :]
+    s0 = (wide0 * load_scale(meta, at, True)[None, :]).to(DOT)
+    s1 = (wide1 * load_scale(meta, at + PAGE.half, True)[None, :]).to(DOT)
+    scores = tl.dot(s0, tl.trans(k0), input_precision="ieee")
+    scores = tl.dot(s1, tl.trans(k1), scores, input_precision="ieee")
+    return scores + tl.sum(added, 1)[:, None]
+
+
+@triton.jit
+def key_scores(
     q0,
     q1,
-    k_arena,
-    meta,
-    log_count,
-    pos,
-    cos,
-    sin,
-    page,
-    slot_at,
-    t,
+    key,
+    base,
     head,
+    inner,
     live,
-    layer_start,
-    k_shared,
-    scale,
-    S: tl.constexpr,
-    HALF: tl.constexpr,
-    K_FMT: tl.constexpr,
-    K_ITEM: tl.constexpr,
-    K_ROW: tl.constexpr,
-    K_META: tl.constexpr,
-    K_KINDS: tl.constexpr,
+    P: tl.constexpr,
+    PAGE: tl.constexpr,
     DOT: tl.constexpr,
-    HAS_LOG: tl.constexpr,
-    ROPE: tl.constexpr,
 ):
-    """Scores of a tile against slots t, times log2(e): fp32 [BLOCK_M, BLOCK_N]."""
-    inner = t % S
-    at = (page + layer_start) // K_ITEM + (head * S + inner) * (K_ROW // K_ITEM)
-    at = tl.multiple_of(at, 16 // K_ITEM)
-    meta_at = (page + layer_start + K_META) // 2 + head * (K_KINDS * S) + inner
-    if ROPE:
-        k0, k1 = load_values(k_arena, meta, at, meta_at, live, k_shared, S, HALF, K_FMT)
-        position = tl.load(pos + slot_at, mask=live, other=0)
-        angle = position[:, None] * HALF + tl.arange(0, HALF)[None, :]
-        c = tl.load(cos + angle, mask=live[:, None], other=0)
-        s = tl.load(sin + angle, mask=live[:, None], other=0)
-        r0 = (k0 * c - k1 * s).to(DOT)
-        r1 = (k1 * c + k0 * s).to(DOT)
-        scores = tl.dot(q0, tl.trans(r0), input_precision="ieee")
-        scores = tl.dot(q1, tl.trans(r1), scores, input_precision="ieee") * scale
+    """q . k for keys as they are stored, with per-token numbers folded around the products."""
+    ptr, meta, table = key
+    k0, k1 = read_tile(key, base, head, inner, live, P, PAGE, DOT)
+    if P.family == "tokens":
+        scores = token_group_scores(q0, q1, k0, k1, meta, base, head, inner, P, PAGE, DOT)
+    elif P.fold == 4:
+        own, other, low, lower = read_fold(meta, base, head, inner, live, P, PAGE)
+        scores = tl.dot(q0, tl.trans(k0), input_precision="ieee") * own[None, :]
+        scores += tl.dot(q1, tl.trans(k1), input_precision="ieee") * other[None, :]
+        scores += row_sum(q0)[:, None] * low[None, :] + row_sum(q1)[:, None] * lower[None, :]
     else:
-        k0, k1 = load_pair(k_arena, at, live, HALF, K_FMT, DOT)
         scores = tl.dot(q0, tl.trans(k0), input_precision="ieee")
         scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
-        if K_FMT == "fp8_e4m3":
-            scale = scale * k_shared * 256.0
-        if K_FMT == "int8" or K_FMT == "int4":
-            factor = load_scale(meta, meta_at, live) * scale
-            scores = scores * factor[None, :]
-        else:
-            scores = scores * scale
-        if K_FMT == "int4":
-            low = load_scale(meta, meta_at + S, live) * scale
-            total = tl.sum(q0.to(tl.float32), 1) + tl.sum(q1.to(tl.float32), 1)
-            scores += total[:, None] * low[None, :]
-    if HAS_LOG:
-        extra = tl.load(log_count + slot_at, mask=live, other=0)
-        scores += extra[None, :] * 1.4426950408889634
+        if P.fold > 0:
+            own, other, low, lower = read_fold(meta, base, head, inner, live, P, PAGE)
+            scores = scores * own[None, :]
+            if P.fold == 2:
+                scores += (row_sum(q0) + row_sum(q1))[:, None] * low[None, :]
     return scores
 
 
 @triton.jit
-def round_even(x):
-    """Round fp32 below 2**22 to the nearest integer, ties to even."""
-    magic = 12582912.0  # 1.5 * 2**23: the sum has no fraction bits
-    return (x + magic) - magic
-
-
-@triton.jit
-def fp8_code(x):
-    """Round fp32 within +-448 to e4m3fn bits (int32), ties to even, with integer arithmetic.
-
-    Times 2**-120 the exponent biases of e4m3 and fp32 coincide, subnormals included, so that a
-    code is the top of the fp32 bits.
-    """
-    bits = (x * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # times 2**-120
-    sign = (bits >> 24) & 0x80
-    bits = bits & 0x7FFFFFFF
-    return ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) | sign
-
-
-@triton.jit
-def store_pair(
-    ptr,
-    meta,
-    at,
-    meta_at,
+def rotated_scores(
+    q0,
+    q1,
+    key,
+    rope,
+    slot_at,
+    base,
+    head,
+    inner,
     live,
-    first,
-    second,
     shared,
-    saturated,
-    S: tl.constexpr,
-    HALF: tl.constexpr,
-    FMT: tl.constexpr,
+    P: tl.constexpr,
+    PAGE: tl.constexpr,
+    DOT: tl.constexpr,
 ):
-    """Encode fp32 rows, two [n, HALF], and store data and metadata; counts what fp8 clamps."""
-    where = at[:, None] + tl.arange(0, HALF)[None, :]
-    mask = live[:, None]
-    if FMT == "bf16" or FMT == "fp32":
-        tl.store(ptr + where, first.to(ptr.dtype.element_ty), mask=mask)
-        tl.store(ptr + where + HALF, second.to(ptr.dtype.element_ty), mask=mask)
-    elif FMT == "fp8_e4m3":
-        first = first / shared
-        second = second / shared
-        outside = ((tl.abs(first) > 448.0) & mask).to(tl.int32)
-        outside += ((tl.abs(second) > 448.0) & mask).to(tl.int32)
-        count = tl.sum(tl.sum(outside, 1), 0)
-        tl.atomic_add(saturated, count.to(tl.int64), mask=count > 0)
-        first = tl.minimum(tl.maximum(first, -448.0), 448.0)
-        second = tl.minimum(tl.maximum(second, -448.0), 448.0)
-        tl.store(ptr + where, fp8_code(first).to(tl.int8), mask=mask)
-        tl.store(ptr + where + HALF, fp8_code(second).to(tl.int8), mask=mask)
-    elif FMT == "int8":
-        top = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
-        scale = tl.minimum(tl.maximum(top * (1 / 127), 5.960464477539063e-08), 65504.0)
-        scale = scale.to(tl.float16)
-        wide = scale.to(tl.float32)[:, None]
-        one = round_even(tl.minimum(tl.maximum(tl.div_rn(first, wide + first * 0), -127.0), 127.0))
-        two = round_even(
-            tl.minimum(tl.maximum(tl.div_rn(second, wide + second * 0), -127.0), 127.0)
+    """q . k for keys that are rotated to their positions as they are read."""
+    pos, cos, sin = rope
+    k0, k1 = decode_tile(key, base, head, inner, live, shared, P, PAGE)
+    position = tl.load(pos + slot_at, mask=live, other=0)
+    angle = position[:, None] * PAGE.half + tl.arange(0, PAGE.half)[None, :]
+    c = tl.load(cos + angle, mask=live[:, None], other=0)
+    s = tl.load(sin + angle, mask=live[:, None], other=0)
+    r0 = (k0 * c - k1 * s).to(DOT)
+    r1 = (k1 * c + k0 * s).to(DOT)
+    scores = tl.dot(q0, tl.trans(r0), input_precision="ieee")
+    return tl.dot(q1, tl.trans(r1), scores, input_precision="ieee")
+
+
+@triton.jit
+def score_tile(
+    q0,
+    q1,
+    key,
+    rope,
+    log_count,
+    pages,
+    row,
+    t,
+    head,
+    live,
+    layer_start,
+    shared,
+    scale,
+    width,
+    P: tl.constexpr,
+    PAGE: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_LOG: tl.constexpr,
+    ROPE: tl.constexpr,
+):
+    """Scores of a tile against slots t, times log2(e): fp32 [BLOCK_M, BLOCK_N]; and their pages."""
+    page = tl.load(pages + row * width + t // PAGE.slots, mask=live, other=0)
+    base = page + layer_start
+    inner = t % PAGE.slots
+    slot_at = row * (width * PAGE.slots) + t
+    if ROPE:
+        scores = rotated_scores(
+            q0, q1, key, rope, slot_at, base, head, inner, live, shared, P, PAGE, DOT
         )
-        tl.store(ptr + where, one.to(tl.int8), mask=mask)
-        tl.store(ptr + where + HALF, two.to(tl.int8), mask=mask)
-        tl.store(meta + meta_at, scale, mask=live)
     else:
-        top = tl.maximum(tl.max(first, 1), tl.max(second, 1))
-        low = tl.minimum(tl.min(first, 1), tl.min(second, 1))
-        low = tl.minimum(tl.maximum(low, -65504.0), 65504.0).to(tl.float16)
-        base = low.to(tl.float32)
-        scale = tl.minimum(tl.maximum((top - base) * (1 / 15), 5.960464477539063e-08), 65504.0)
-        scale = scale.to(tl.float16)
-        wide = scale.to(tl.float32)[:, None]
-        one = tl.div_rn(first - base[:, None], wide + first * 0)
-        two = tl.div_rn(second - base[:, None], wide + second * 0)
-        one = round_even(tl.minimum(tl.maximum(one, 0.0), 15.0)).to(tl.int32)
-        two = round_even(tl.minimum(tl.maximum(two, 0.0), 15.0)).to(tl.int32)
-        tl.store(ptr + where, (one | (two << 4)).to(tl.uint8), mask=mask)
-        tl.store(meta + meta_at, scale, mask=live)
-        tl.store(meta + meta_at + S, low, mask=live)
+        scores = key_scores(q0, q1, key, base, head, inner, live, P, PAGE, DOT)
+        scale = scale * P.factor
+        if P.shared == 1:
+            scale = scale * shared
+    scores = scores * scale
+    if HAS_LOG:
+        extra = tl.load(log_count + slot_at, mask=live, other=0)
+        scores += extra[None, :] * 1.4426950408889634
+    return scores, base, inner
+
+
+@triton.jit
+def add_values(
+    acc,
+    p,
+    decay,
+    value,
+    base,
+    head,
+    inner,
+    live,
+    P: tl.constexpr,
+    PAGE: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Decay the sums (two halves, two sums of minima) and add the values of a tile, p [M, N]."""
+    acc0, acc1, low0, low1 = acc
+    ptr, meta, table = value
+    v0, v1 = read_tile(value, base, head, inner, live, P, PAGE, DOT)
+    p0, p1 = p, p
+    if P.fold > 0:
+        own, other, low, lower = read_fold(meta, base, head, inner, live, P, PAGE)
+        if P.fold > 1:
+            low0 = low0 * decay + tl.sum(p * low[None, :], 1)
+        if P.fold == 4:
+            low1 = low1 * decay + tl.sum(p * lower[None, :], 1)
+            p1 = p * other[None, :]
+        p0 = p * own[None, :]
+        if P.fold < 4:
+            p1 = p0
+    acc0 = tl.dot(p0.to(DOT), v0, acc0 * decay[:, None], input_precision="ieee")
+    acc1 = tl.dot(p1.to(DOT), v1, acc1 * decay[:, None], input_precision="ieee")
+    return acc0, acc1, low0, low1

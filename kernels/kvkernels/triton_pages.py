@@ -3,41 +3,17 @@
 import triton
 import triton.language as tl
 
-from kvkernels.triton_ops import load_values, store_pair
+from kvkernels.triton_encode import store_tile
+from kvkernels.triton_rotation import rotate_pair
+from kvkernels.triton_tiles import decode_tile
 
 
 @triton.jit(do_not_specialize=["layer"])
 def write_kernel(
-    k,
-    v,
-    k_arena,
-    v_arena,
-    meta,
-    pages,
-    slots,
-    picks,
-    k_scale,
-    v_scale,
-    saturated,
-    layer,
-    num_groups,
-    S: tl.constexpr,
-    H: tl.constexpr,
-    HALF: tl.constexpr,
-    LAYER_BYTES: tl.constexpr,
-    V_OFFSET: tl.constexpr,
-    K_META: tl.constexpr,
-    V_META: tl.constexpr,
-    K_FMT: tl.constexpr,
-    V_FMT: tl.constexpr,
-    K_ITEM: tl.constexpr,
-    V_ITEM: tl.constexpr,
-    K_ROW: tl.constexpr,
-    V_ROW: tl.constexpr,
-    K_KINDS: tl.constexpr,
-    V_KINDS: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
+    k, v, k_arena, v_arena, meta, table, pages, slots, picks, k_scale, v_scale, saturated, layer,
+    num_groups, k_width, v_width,
+    K: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
     """Encode the heads of one (token, head group) into its page.
 
     pages int64 [n, groups] byte offsets, slots int32 [n, groups] inside the page, picks int32 [n].
@@ -45,49 +21,23 @@ def write_kernel(
     item = tl.program_id(0)
     group = item % num_groups
     token = tl.load(picks + item // num_groups)
-    page = tl.load(pages + item) + layer.to(tl.int64) * LAYER_BYTES
-    inner = tl.load(slots + item)
     head = tl.arange(0, BLOCK_H)
-    live = head < H
-    source = ((token * num_groups + group) * H + head).to(tl.int64) * (2 * HALF)
-    dims = tl.arange(0, HALF)
-    where = source[:, None] + dims[None, :]
-    k0 = tl.load(k + where, mask=live[:, None], other=0).to(tl.float32)
-    k1 = tl.load(k + where + HALF, mask=live[:, None], other=0).to(tl.float32)
-    at = page // K_ITEM + (head * S + inner) * (K_ROW // K_ITEM)
-    meta_at = (page + K_META) // 2 + head * (K_KINDS * S) + inner
-    store_pair(
-        k_arena,
-        meta,
-        at,
-        meta_at,
-        live,
-        k0,
-        k1,
-        tl.load(k_scale + layer),
-        saturated,
-        S,
-        HALF,
-        K_FMT,
-    )
-    v0 = tl.load(v + where, mask=live[:, None], other=0).to(tl.float32)
-    v1 = tl.load(v + where + HALF, mask=live[:, None], other=0).to(tl.float32)
-    at = (page + V_OFFSET) // V_ITEM + (head * S + inner) * (V_ROW // V_ITEM)
-    meta_at = (page + V_META) // 2 + head * (V_KINDS * S) + inner
-    store_pair(
-        v_arena,
-        meta,
-        at,
-        meta_at,
-        live,
-        v0,
-        v1,
-        tl.load(v_scale + layer),
-        saturated,
-        S,
-        HALF,
-        V_FMT,
-    )
+    live = head < PAGE.heads
+    base = tl.load(pages + item) + layer.to(tl.int64) * PAGE.layer_bytes + head * 0
+    inner = tl.load(slots + item)
+    index = group * PAGE.heads + head  # of all KV heads
+    source = (token * num_groups * PAGE.heads + index).to(tl.int64) * (2 * PAGE.half)
+    where = source[:, None] + tl.arange(0, PAGE.half)[None, :]
+    first = tl.load(k + where, mask=live[:, None], other=0).to(tl.float32)
+    second = tl.load(k + where + PAGE.half, mask=live[:, None], other=0).to(tl.float32)
+    shared = tl.load(k_scale + layer * k_width + index % k_width)[:, None]
+    target = (k_arena, meta, table)
+    store_tile(target, base, head, inner, live, first, second, shared, saturated, K, PAGE)
+    first = tl.load(v + where, mask=live[:, None], other=0).to(tl.float32)
+    second = tl.load(v + where + PAGE.half, mask=live[:, None], other=0).to(tl.float32)
+    shared = tl.load(v_scale + layer * v_width + index % v_width)[:, None]
+    target = (v_arena, meta, table)
+    store_tile(target, base, head, inner, live, first, second, shared, saturated, V, PAGE)
 
 
 @triton.jit
@@ -104,62 +54,28 @@ def move_kernel(src, dst, src_at, dst_at, words, BLOCK: tl.constexpr):
 
 @triton.jit
 def recode_kernel(
-    src,
-    src_meta,
-    dst,
-    dst_meta,
-    src_pages,
-    dst_pages,
-    num_slots,
-    src_scale,
-    dst_scale,
-    saturated,
-    L: tl.constexpr,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    HALF: tl.constexpr,
+    src, src_meta, src_table, dst, dst_meta, dst_table, src_pages, dst_pages, num_slots,
+    src_scale, dst_scale, saturated, src_width, dst_width,
+    SRC: tl.constexpr, SRC_PAGE: tl.constexpr, DST: tl.constexpr, DST_PAGE: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    SRC_FMT: tl.constexpr,
-    SRC_ITEM: tl.constexpr,
-    SRC_ROW: tl.constexpr,
-    SRC_LAYER: tl.constexpr,
-    SRC_START: tl.constexpr,
-    SRC_META: tl.constexpr,
-    SRC_KINDS: tl.constexpr,
-    DST_FMT: tl.constexpr,
-    DST_ITEM: tl.constexpr,
-    DST_ROW: tl.constexpr,
-    DST_LAYER: tl.constexpr,
-    DST_START: tl.constexpr,
-    DST_META: tl.constexpr,
-    DST_KINDS: tl.constexpr,
-):
+):  # fmt: skip
     """Re-encode one plane of one (page, layer, head); unwritten slots become encoded zeros."""
     item = tl.program_id(0)
-    layer = (tl.program_id(1) // H).to(tl.int64)
-    head = tl.program_id(1) % H
+    layer = (tl.program_id(1) // SRC_PAGE.heads).to(tl.int64)
+    head = tl.program_id(1) % SRC_PAGE.heads
     inner = tl.arange(0, BLOCK_S)
-    inside = inner < S
-    live = inner < tl.minimum(tl.load(num_slots + item), S)
-    page = tl.load(src_pages + item) + layer * SRC_LAYER
-    at = (page + SRC_START) // SRC_ITEM + (head * S + inner) * (SRC_ROW // SRC_ITEM)
-    meta_at = (page + SRC_META) // 2 + head * (SRC_KINDS * S) + inner
-    shared = tl.load(src_scale + layer)
-    x0, x1 = load_values(src, src_meta, at, meta_at, live, shared, S, HALF, SRC_FMT)
-    page = tl.load(dst_pages + item) + layer * DST_LAYER
-    at = (page + DST_START) // DST_ITEM + (head * S + inner) * (DST_ROW // DST_ITEM)
-    meta_at = (page + DST_META) // 2 + head * (DST_KINDS * S) + inner
-    store_pair(
-        dst,
-        dst_meta,
-        at,
-        meta_at,
-        inside,
-        x0,
-        x1,
-        tl.load(dst_scale + layer),
-        saturated,
-        S,
-        HALF,
-        DST_FMT,
-    )
+    live = inner < tl.minimum(tl.load(num_slots + item), SRC_PAGE.slots)
+    base = tl.load(src_pages + item) + layer * SRC_PAGE.layer_bytes
+    shared = tl.load(src_scale + layer * src_width + head % src_width)
+    source = (src, src_meta, src_table)
+    first, second = decode_tile(source, base, head, inner, live, shared, SRC, SRC_PAGE)
+    # a masked row decodes to its codebook's first level, or to a minimum of zero codes
+    first = tl.where(live[:, None], first, 0.0)
+    second = tl.where(live[:, None], second, 0.0)
+    if SRC.rotated:
+        first, second = rotate_pair(first, second, SRC_PAGE)
+    base = tl.load(dst_pages + item) + layer * DST_PAGE.layer_bytes
+    shared = tl.load(dst_scale + layer * dst_width + head % dst_width)
+    target = (dst, dst_meta, dst_table)
+    inside = inner < DST_PAGE.slots
+    store_tile(target, base, head, inner, inside, first, second, shared, saturated, DST, DST_PAGE)

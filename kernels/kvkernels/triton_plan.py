@@ -75,7 +75,7 @@ def make_plan(
     `num_splits` fixes the decode splits (default: chosen so that the GPU is full); `timers` is
     accepted for the common signature and stays zero, since launches return before they run.
     """
-    check_twins(spec)
+    check_twins(spec, rope)
     check_tables(tables, rope, rope_table, spec)
     host = HostRows(spec, tables)
     request, group = np.divmod(np.arange(host.num_rows), host.num_groups)

@@ -15,17 +15,19 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
-from kvkernels.layout import PageSpec
-from kvkernels.triton_attend import dot_type, launch_shape, layout_args
+from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.triton_attend import dot_type, launch_shape, most_registers
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
-from kvkernels.triton_backend import MOVE_BLOCK, plane_args, write_warps
-from kvkernels.triton_formats import TWINS
+from kvkernels.triton_backend import MOST_REGISTERS, MOVE_BLOCK, write_warps
+from kvkernels.triton_formats import page_of, plane_of
 from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
 from kvkernels.triton_plan import SMALL_TILE
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int8: "*i8", torch.uint8: "*u8"}
+# one format of each way to lay and scale codes
+FAMILIES = ("bf16", "fp8_e4m3", "int8", "int4", "int2", "nvfp4", "turbo4", "kivi2")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 POINTERS = {
     "lse": "*fp32", "meta": "*fp16", "pages": "*i64", "rows": "*i32", "tiles": "*i32",
@@ -33,7 +35,8 @@ POINTERS = {
     "v_scale": "*fp32", "mass": "*fp32", "parts": "*fp32", "lses": "*fp32", "picks": "*i32",
     "slots": "*i32", "saturated": "*i64", "src_at": "*i64", "dst_at": "*i64", "src_meta": "*fp16",
     "dst_meta": "*fp16", "src_pages": "*i64", "dst_pages": "*i64", "num_slots": "*i32",
-    "src_scale": "*fp32", "dst_scale": "*fp32",
+    "src_scale": "*fp32", "dst_scale": "*fp32", "table": "*fp32", "src_table": "*fp32",
+    "dst_table": "*fp32",
 }  # fmt: skip
 
 
@@ -65,10 +68,15 @@ def usage(name: str, kernel: object, constants: dict, types: dict, **options: in
     }
 
 
+def planes(spec: PageSpec) -> dict:
+    """Layout constants of a page class."""
+    return {"K": plane_of(spec, "k"), "V": plane_of(spec, "v"), "PAGE": page_of(spec)}
+
+
 def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> Iterator[dict]:
     """Decode, prefill and mass kernels of one page class."""
     dot = dot_type(query, spec)
-    constants = layout_args(spec) | {"G": share, "DOT": dot, "HAS_LOG": False, "ROPE": False}
+    constants = planes(spec) | {"G": share, "DOT": dot, "HAS_LOG": False, "ROPE": False}
     shape = launch_shape(dot, spec)
     constants |= flags | {"BLOCK_N": shape.block_slots}
     warps = shape.num_warps
@@ -78,10 +86,11 @@ def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> 
         types = arenas | {"q": TYPES[query], "out": out}
         yield usage(f"attention {label} tile={tile}", attention_kernel,
                     constants | {"BLOCK_M": tile}, types, num_warps=warps,
-                    num_stages=2)  # fmt: skip
+                    num_stages=2, maxnreg=most_registers(tile, spec))  # fmt: skip
     types = arenas | {"q": TYPES[query]}
     yield usage(f"mass {label}", mass_kernel, constants | {"BLOCK_M": SMALL_TILE}, types,
-                num_warps=warps, num_stages=1)  # fmt: skip
+                num_warps=warps, num_stages=1,
+                maxnreg=most_registers(SMALL_TILE, spec))  # fmt: skip
 
 
 def write(spec: PageSpec) -> dict:
@@ -89,46 +98,49 @@ def write(spec: PageSpec) -> dict:
     heads = triton.next_power_of_2(spec.num_kv_heads)
     types = {"k": "*bf16", "v": "*bf16"}
     types |= {"k_arena": TYPES[spec.k.dtype], "v_arena": TYPES[spec.v.dtype]}
-    constants = layout_args(spec) | {"BLOCK_H": heads}
+    constants = planes(spec) | {"BLOCK_H": heads}
     return usage(f"write {spec.label}", write_kernel, constants, types,
-                 num_warps=write_warps(spec))  # fmt: skip
+                 num_warps=write_warps(spec), maxnreg=MOST_REGISTERS)  # fmt: skip
 
 
 def recode(src: PageSpec, dst: PageSpec) -> dict:
     """The recode kernel between two page classes."""
-    constants = {"L": src.num_layers, "H": src.num_kv_heads, "S": src.block_size}
-    constants |= {"HALF": src.head_dim // 2, "BLOCK_S": triton.next_power_of_2(src.block_size)}
+    constants = {"BLOCK_S": triton.next_power_of_2(src.block_size)}
     for spec, side in ((src, "SRC"), (dst, "DST")):
-        constants |= {f"{side}_{name}": x for name, x in plane_args(spec, "k").items()}
+        constants |= {side: plane_of(spec, "k"), f"{side}_PAGE": page_of(spec)}
     types = {"src": TYPES[src.k.dtype], "dst": TYPES[dst.k.dtype]}
     name = f"recode {src.label} to {dst.label}"
-    return usage(name, recode_kernel, constants, types, num_warps=2)
+    return usage(name, recode_kernel, constants, types, num_warps=2, maxnreg=MOST_REGISTERS)
 
 
 def every(wide: bool) -> Iterator[dict]:
-    """All kernels and formats; `wide` adds mixed formats, head size 128 and the options."""
+    """All kernels; `wide` adds the other and mixed formats, head size 128 and the options."""
 
     def spec(k: str, v: str | None = None, dim: int = 64) -> PageSpec:
         return PageSpec(30, 3, dim, 16, k, v or k)
 
     yield usage("move", move_kernel, {"BLOCK": MOVE_BLOCK}, {"src": "*i64", "dst": "*i64"})
     yield usage("combine", combine_kernel, {"D": 64, "BLOCK_S": 16}, {"out": "*bf16"}, num_warps=2)
-    for fmt in TWINS:
-        yield write(spec(fmt))
+    for fmt in FORMATS if wide else FAMILIES:
+        if not FORMATS[fmt].key.grouped:
+            yield write(spec(fmt))
         yield recode(spec("bf16"), spec(fmt))
         yield from attention(spec(fmt), torch.bfloat16, 3)
     if not wide:
         return
-    for k in TWINS:
-        yield write(PageSpec(30, 8, 128, 16, k, k))
-        for v in TWINS:
+    for k in FORMATS:
+        if not FORMATS[k].key.grouped:
+            yield write(PageSpec(30, 8, 128, 16, k, k))
+        for v in ("bf16", "fp8_e4m3", "int8", "int4", "int2", "nvfp4"):
             yield recode(spec(k), spec(v))
+            yield recode(spec(v), spec(k))
             if k != v:
                 yield from attention(spec(k, v), torch.bfloat16, 3)
         yield from attention(spec(k, dim=128), torch.bfloat16, 7)
         yield from attention(spec(k), torch.float32, 3)
         yield from attention(spec(k, dim=128), torch.float32, 7)
-        yield from attention(spec(k, dim=128), torch.bfloat16, 7, HAS_LOG=True, ROPE=True)
+        if not FORMATS[k].key.rotated:
+            yield from attention(spec(k, dim=128), torch.bfloat16, 7, HAS_LOG=True, ROPE=True)
 
 
 if __name__ == "__main__":
