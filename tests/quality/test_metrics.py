@@ -75,5 +75,10 @@ def test_bootstrap_brackets_the_value_and_is_seeded():
     assert metrics.bootstrap(windows, 2, 500)[0] != kl
 
 
+def test_one_window_has_no_interval():
+    kl, ppl = metrics.bootstrap([scored(log_rows(1), log_rows(2))], 0, 50)
+    assert kl.value > 0 and kl.low is kl.high is ppl.low is None
+
+
 def test_perplexity_of_a_uniform_guess_is_the_vocabulary():
     assert metrics.perplexity(np.full(7, np.log(40.0))) == pytest.approx(40)

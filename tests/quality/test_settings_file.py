@@ -6,8 +6,12 @@ import pytest
 
 from workbench.cli import main
 from workbench.errors import SettingError
+from workbench.lab.figures import report
+from workbench.quality.plan import QualityPlan
 from workbench.quality.report import Setting
-from workbench.quality.settings_file import read_settings
+from workbench.quality.run import measure
+from workbench.quality.settings_file import format_changes, read_settings
+from workbench.quality.table import as_table, figures_of
 
 JSON = '[{"name": "eight", "cache.k_format": "int8", "retention.budget_tokens": 128}]'
 TOML = '[[setting]]\nname = "eight"\ncache.k_format = "int8"\n"retention.budget_tokens" = 128\n'
@@ -34,6 +38,7 @@ def test_json_and_toml_say_the_same(tmp_path: Path):
         ('[{"cache.k_format": "int8"}]', "bad.json, setting 1 has no name"),
         ('[{"name": "a"}, 3]', "bad.json, setting 2 has no name"),
         ('[{"name": "a"}, {"name": "a"}]', "setting 'a' is there twice"),
+        ('[{"name": "a b"}, {"name": "A-b"}]', "setting 'A-b' is there twice"),
         ('[{"name": "a", "cache.k": 1}]', "setting 'a': unknown setting 'cache.k'"),
         ('[{"name": "a", "cache.k_format": "int5"}]', "setting 'a': cache.k_format = 'int5'"),
         ('[{"name": "a", "model.path": "x"}]', "setting 'a': model.path changes the weights"),
@@ -65,3 +70,18 @@ def test_the_command_refuses_an_impossible_plan(capsys):
     with pytest.raises(SystemExit):
         main(["quality", "--windows", "0"])
     assert capsys.readouterr().err == "num_windows = 0 is out of range: 1 to 4096\n"
+
+
+def test_figures_of_a_sweep_have_names_of_their_own(model):
+    plan = QualityPlan(context=256, scored=32, num_windows=2, needle=True, num_bootstrap=50)
+    settings = [
+        Setting(name="K4/V2", changes=format_changes("kivi4", "kivi2")),
+        Setting(name="int8", changes=format_changes("int8", "int8")),
+    ]
+    reports = measure(model, settings, plan)
+    shown = report(figures_of(reports))
+    names = [figure.name for figure in shown.figures]
+    assert {"kl_k4_v2", "top1_int8", "needle_int8", "bits_per_element_k4_v2"} <= set(names)
+    assert shown.figures[0].note.startswith("95 %: ")
+    table = as_table(reports)
+    assert table.row_count == 2 and list(table.columns[0].cells)[0] == "int8"

@@ -56,7 +56,7 @@ def quality(
     import msgspec
     from rich.console import Console
 
-    from workbench.lab.figures import print_report, report
+    from workbench.lab.figures import describe_machine, print_report, report
     from workbench.model.load import load_model
     from workbench.quality.run import measure
     from workbench.quality.table import as_table, figures_of
@@ -64,9 +64,13 @@ def quality(
     reports = measure(load_model(model, weights), chosen, plan, tell)
     if full_report is not None:
         full_report.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=1))
-    if not as_json:
-        Console().print(as_table(reports))
-    print_report(report(figures_of(reports)), as_json=as_json)
+    if as_json:
+        print_report(report(figures_of(reports)), as_json=True)
+        return
+    console = Console()
+    console.print(as_table(reports))
+    machine = msgspec.structs.asdict(describe_machine())
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items() if value != ""))
 
 
 def tell(share: float, text: str) -> None:

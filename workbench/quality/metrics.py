@@ -91,11 +91,11 @@ def perplexity(nll: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the bounds between which 95 % of resampled values lie."""
+    """A value with the bounds between which 95 % of resampled values lie; None: one window."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def bootstrap(
@@ -114,6 +114,8 @@ def bootstrap(
     drawn = np.random.default_rng(seed).integers(0, len(used), (num_samples, len(used)))
     means = sums[drawn].sum(1) / counts[drawn].sum(1)[:, None]  # [samples, 3]
     whole = sums.sum(0) / counts.sum()
+    if len(used) < 2:
+        means = means[:0]
     kl = _interval(float(whole[0]), means[:, 0])
     return kl, _interval(
         float(np.exp(whole[2]) - np.exp(whole[1])), np.exp(means[:, 2]) - np.exp(means[:, 1])
@@ -130,6 +132,8 @@ def mean_by_offset(windows: Sequence[TokenScores]) -> np.ndarray:
 
 
 def _interval(value: float, samples: np.ndarray) -> Interval:
+    if not len(samples):
+        return Interval(value, None, None)
     low, high = np.percentile(samples, (2.5, 97.5))
     return Interval(value, float(low), float(high))
 

@@ -1,5 +1,6 @@
 """What one setting costs, as plain values for JSON, tables and plots."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,11 @@ from workbench.quality.metrics import (
 from workbench.quality.plan import QualityPlan
 
 MAX_FLIPS = 200
+
+
+def figure_name(name: str) -> str:
+    """A setting's name as part of a figure's: lower case, digits, underscores."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "setting"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,9 +58,9 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """A setting beside the full-precision cache on the same text and schedule.
 
     KL(full || setting) in nats a token; `*_low` and `*_high` bound 95 % of a bootstrap over
-    windows. `kl_by_offset`: mean over windows for each position after the context (None where no
-    position counts). `first_divergence`: scored tokens before the first flip of each window, -1 if
-    there is none. `num_scored_tokens` is what every mean is over.
+    windows (None for a single window). `kl_by_offset`: mean over windows for each position after
+    the context (None where no position counts). `first_divergence`: scored tokens before the first
+    flip of each window, -1 if there is none. `num_scored_tokens` is what every mean is over.
     """
 
     name: str
@@ -65,8 +71,8 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     seed: int
     kl_mean: float
-    kl_low: float
-    kl_high: float
+    kl_low: float | None
+    kl_high: float | None
     kl_p99: float
     kl_by_offset: list[float | None]
     top1: float
@@ -74,8 +80,8 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     perplexity_full: float
     perplexity: float
     perplexity_diff: float
-    perplexity_diff_low: float
-    perplexity_diff_high: float
+    perplexity_diff_low: float | None
+    perplexity_diff_high: float | None
     first_divergence: list[int]
     num_flips: int
     flips: list[Flip]  # the first MAX_FLIPS

@@ -9,7 +9,7 @@ from typing import Any
 from workbench.config import all_settings
 from workbench.errors import SettingError
 from workbench.quality.engines import Changes, check_changes
-from workbench.quality.report import Setting
+from workbench.quality.report import Setting, figure_name
 
 EXAMPLE = '[{"name": "int8", "cache.k_format": "int8", "cache.v_format": "int8"}]'
 K_FORMAT, V_FORMAT = "cache.k_format", "cache.v_format"
@@ -60,9 +60,9 @@ def check_settings(settings: Sequence[Setting]) -> list[Setting]:
     """The same settings; SettingError names one that is unknown, out of range or there twice."""
     names: set[str] = set()
     for setting in settings:
-        if setting.name in names:
+        if figure_name(setting.name) in names:
             raise SettingError(f"setting {setting.name!r} is there twice: give it another name")
-        names.add(setting.name)
+        names.add(figure_name(setting.name))
         try:
             check_changes(setting.changes)
         except SettingError as error:

@@ -1,24 +1,23 @@
 """Reports as figures under stable names, and as a table for people."""
 
-import re
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from workbench.lab.figures import Figure
-from workbench.quality.report import QualityReport
+from workbench.quality.report import QualityReport, figure_name
 
 
 def figures_of(reports: Sequence[QualityReport]) -> list[Figure]:
     """KL, agreement, perplexity and bytes of each setting, `<figure>_<setting>`."""
     figures: list[Figure] = []
     for report in reports:
-        tokens = f"{report.num_scored_tokens} tokens in {report.num_windows} windows, "
+        tokens = f"{report.num_scored_tokens} tokens, windows: {report.num_windows}, "
         note = "; ".join([f"{tokens}seed {report.seed}", *report.notes])
-        bounds = f"95 %: {report.kl_low:.2g} to {report.kl_high:.2g}; {note}"
+        bounds = f"{_bounds(report.kl_low, report.kl_high)}; {note}"
         diff = (
-            f"full {report.perplexity_full:.4g}, difference 95 %: "
-            f"{report.perplexity_diff_low:.2g} to {report.perplexity_diff_high:.2g}"
+            f"full {report.perplexity_full:.4g}, difference {report.perplexity_diff:.2g}, "
+            + _bounds(report.perplexity_diff_low, report.perplexity_diff_high)
         )
         values: list[tuple[str, float, str, str]] = [
             ("kl", report.kl_mean, "nats/token", bounds),
@@ -48,24 +47,21 @@ def _needle_note(report: QualityReport) -> str:
     return f"full {full:.3g}; {found} of {len(report.needle)} depths found"
 
 
-def figure_name(name: str) -> str:
-    """A setting's name as part of a figure's: lower case, digits, underscores."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "setting"
+def _bounds(low: float | None, high: float | None) -> str:
+    return "no interval from one window" if low is None else f"95 %: {low:.2g} to {high:.2g}"
 
 
 def as_table(reports: Sequence[QualityReport]) -> Table:
-    """One row a setting, best KL first."""
-    table = Table(
-        "setting", "KL", "p99", "top-1 %", "top-5 %", "perplexity (full)", "bits", "x bf16",
-        "tokens/MiB", "needle",
-    )  # fmt: skip
+    """One row a setting, best KL first; bits a number of the whole text, evicted ones included."""
+    table = Table("setting", "KL", "p99", "top-1", "top-5", "PPL", "full", "bits", "needle")
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
     for report in sorted(reports, key=lambda item: item.kl_mean):
-        needle = " ".join(f"{item.logprob:.1f}" for item in report.needle)
+        needle = sum(item.logprob for item in report.needle) / max(1, len(report.needle))
         table.add_row(
-            report.name, f"{report.kl_mean:.5f}", f"{report.kl_p99:.4f}",
-            f"{100 * report.top1:.2f}", f"{100 * report.top5:.2f}",
-            f"{report.perplexity:.3f} ({report.perplexity_full:.3f})",
-            f"{report.bytes.bits_per_element:.2f}", f"{report.bytes.ratio_to_bf16:.2f}",
-            f"{report.bytes.tokens_per_mib:.0f}", needle or "-",
+            report.name, f"{report.kl_mean:.5f}", f"{report.kl_p99:.3f}",
+            f"{100 * report.top1:.1f}", f"{100 * report.top5:.1f}", f"{report.perplexity:.2f}",
+            f"{report.perplexity_full:.2f}", f"{16 / report.bytes.ratio_to_bf16:.2f}",
+            f"{needle:.2f}" if report.needle else "-",
         )  # fmt: skip
     return table
