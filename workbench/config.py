@@ -25,6 +25,7 @@ BLOCK_SIZES = (4, 8, 16, 32, 64)
 RETENTION_POLICIES = (
     "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "random",
 )  # fmt: skip
+EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both
 GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 
@@ -106,6 +107,7 @@ class CacheSettings(_Section):
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
     prefix_caching: bool = setting(True, change="hot", dim="X")
+    eviction: str = setting("lru", change="hot", dim="X", choices=EVICTION_ORDERS)
     reuse: str = setting("recoded", change="hot", dim="X", choices=("recoded", "exact"))
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.cli import main
-from workbench.engine.builtin import EVICTION_ORDERS
+from workbench.config import EVICTION_ORDERS
+from workbench.engine.builtin import builtin_registry
 from workbench.errors import RequestError
 from workbench.lab.reuse_bench import belady, dense, measure, replay, synthetic
 from workbench.lab.traces import read_references
@@ -51,7 +52,7 @@ def test_a_scan_does_not_flush_what_is_used_again(name: str) -> None:
 
 
 def test_cost_aware_keeps_what_is_dear_and_ages() -> None:
-    order = EVICTION_ORDERS["cost-aware"](4)
+    order = builtin_registry().create("eviction", "cost-aware", 4)
     order.inserted(0, 5.0)
     order.inserted(1, 1.0)
     assert order.rank[1] < order.rank[0]
@@ -61,7 +62,7 @@ def test_cost_aware_keeps_what_is_dear_and_ages() -> None:
 
 
 def test_predictive_expects_a_regular_block_back() -> None:
-    order = EVICTION_ORDERS["predictive"](3)
+    order = builtin_registry().create("eviction", "predictive", 3)
     order.inserted(0, 1.0)
     order.inserted(1, 1.0)
     for _ in range(5):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from kvkernels.layout import PageSpec
 
+from workbench.cache.eviction_order import RankedRows
 from workbench.cache.free_list import FreeLists
 from workbench.cache.prefix_index import PrefixIndex, Row
 from workbench.snapshot import NO_OWNER
@@ -54,6 +55,8 @@ class BlockPool:
         self.cached = np.zeros(size, bool)
         self.row_of: list[Row | None] = [None] * size
         self._lists = FreeLists(size)
+        self.order_name = "lru"
+        self.ranked: RankedRows | None = None  # None: the free lists' own order, LRU
         self.classes: list[PageSpec] = []
         self.slab_class = np.full(num_slabs, UNASSIGNED, np.int32)
         self._slab_used = np.zeros(num_slabs, np.int32)  # pages referenced or cached
@@ -167,6 +170,7 @@ class BlockPool:
             elif block is None:
                 self._reclaim_slab(cls)
             else:
+                block = block if self.ranked is None else self.ranked.victim(cls)
                 row = self.row_of[block]
                 assert row is not None, f"block {block} is cached without a row"
                 self.drop(row, keep=block)
@@ -209,6 +213,8 @@ class BlockPool:
             self._slab_live[block // self.stride] += 1
         self.ref_cnt[block] += 1
         self.last_used[block] = self.step
+        if self.ranked is not None and self.cached[block]:
+            self.ranked.hit(block)
 
     def free(self, blocks: Iterable[int]) -> None:
         """One table fewer holds each block; give tails first, so that they are evicted first."""
@@ -260,6 +266,8 @@ class BlockPool:
             self.row_of[block] = row
             self.cached[block] = True
         self.index.insert(row)
+        if self.ranked is not None:
+            self.ranked.inserted(row)
         return True
 
     def drop(self, row: Row, keep: int = -1) -> None:
@@ -271,6 +279,8 @@ class BlockPool:
     def forget(self, row: Row, keep: int = -1) -> None:
         """Hide a row; its unreferenced blocks become empty, but `keep` stays linked and counted."""
         self.index.remove(row, self.step)
+        if self.ranked is not None:
+            self.ranked.removed(row)
         for member in row.blocks:
             self.row_of[member] = None
             self.cached[member] = False
@@ -293,6 +303,8 @@ class BlockPool:
 
     def eviction_order(self, cls: int) -> list[int]:
         """Cached, unreferenced blocks of a class, next victim first."""
+        if self.ranked is not None:
+            return self.ranked.walk(cls)
         return [block for block in self._lists.walk(cls) if self.cached[block]]
 
     def linked_blocks(self, cls: int) -> list[int]:

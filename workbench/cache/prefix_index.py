@@ -1,6 +1,6 @@
 """The prefix index: row key -> one block a group, visible only when complete."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ class PrefixIndex:
 
     def __init__(self, on_stored: Callable[[Row], None], on_removed: Callable[[Row], None]) -> None:
         self._rows: dict[PrefixKey, Row] = {}
+        self._children: Counter[PrefixKey] = Counter()  # rows that name a key as their parent
         self._evicted_at: OrderedDict[PrefixKey, int] = OrderedDict()
         self._on_stored = on_stored
         self._on_removed = on_removed
@@ -40,6 +41,25 @@ class PrefixIndex:
         """The row of a key, if it is in HBM."""
         return self._rows.get(key)
 
+    def num_children(self, row: Row) -> int:
+        """Rows in HBM that continue this one."""
+        return self._children[row.key]
+
+    def depth(self, row: Row) -> int:
+        """Rows in HBM that lie before this one without a gap."""
+        count = 0
+        parent = self._rows.get(row.parent_key) if row.parent_key else None
+        while parent is not None:
+            count += 1
+            parent = self._rows.get(parent.parent_key) if parent.parent_key else None
+        return count
+
+    def _disown(self, row: Row) -> None:
+        if row.parent_key is not None:
+            self._children[row.parent_key] -= 1
+            if not self._children[row.parent_key]:
+                del self._children[row.parent_key]
+
     def rows(self) -> list[Row]:
         """All rows, oldest insertion first."""
         return list(self._rows.values())
@@ -49,6 +69,8 @@ class PrefixIndex:
         if row.key in self._rows:
             raise ValueError(f"key {row.key.hex()[:12]} is in the index already")
         self._rows[row.key] = row
+        if row.parent_key is not None:
+            self._children[row.parent_key] += 1
         self._evicted_at.pop(row.key, None)
         self._on_stored(row)
 
@@ -56,6 +78,7 @@ class PrefixIndex:
         """Hide a row before any of its blocks can be written again."""
         if self._rows.pop(row.key, None) is not row:
             raise ValueError(f"row {row.key.hex()[:12]} is not the one in the index")
+        self._disown(row)
         self._evicted_at[row.key] = step
         if len(self._evicted_at) > REMEMBERED_EVICTIONS:
             self._evicted_at.popitem(last=False)
@@ -64,6 +87,7 @@ class PrefixIndex:
     def clear(self) -> None:
         """Hide every row at once (a rebuild or recode); the caller announces it."""
         self._rows.clear()
+        self._children.clear()
 
     def evicted_at(self, key: PrefixKey) -> int | None:
         """Step at which a key was last evicted from HBM, if remembered."""

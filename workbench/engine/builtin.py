@@ -22,11 +22,6 @@ from workbench.structural.retention.policies import (
 )
 from workbench.temporal.scheduling.order import Fcfs, LongestPrefixFirst, Priority
 
-EVICTION_ORDERS = {
-    "lru": Lru, "fifo": Fifo, "lfu": Lfu, "slru": Slru, "arc": Arc, "cost-aware": CostAware,
-    "predictive": Predictive,
-}  # fmt: skip
-
 
 def builtin_registry() -> Registry:
     """A fresh registry; add policies of your own before passing it to an engine."""
@@ -43,6 +38,11 @@ def builtin_registry() -> Registry:
     registry.register("retention", "random", Random)
     registry.register("codec", "none", lambda: None)
     registry.register("codec", "planes+zstd", BytePlanes)
-    for name, order in EVICTION_ORDERS.items():
-        registry.register("eviction", name, order)
+    registry.register("eviction", "lru", Lru)
+    registry.register("eviction", "fifo", Fifo)
+    registry.register("eviction", "lfu", Lfu)
+    registry.register("eviction", "slru", Slru)
+    registry.register("eviction", "arc", Arc)
+    registry.register("eviction", "cost-aware", CostAware)
+    registry.register("eviction", "predictive", Predictive)
     return registry

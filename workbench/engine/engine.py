@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from workbench.cache.eviction_order import RankedRows
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
@@ -149,10 +150,18 @@ class Engine:
         self.fetcher.enabled = tiers.dram_mib > 0 or tiers.disk_mib > 0
         self.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
         self.stack.manager.keys.reuse_recoded = cache.reuse == "recoded"
+        self._order_rows(cache.eviction)
         policy, tail = self.retainer.policy, self.retainer.tail_tokens()
         self.scheduler.tail_tokens = tail
         self.stack.manager.max_open_pages = max_open_pages(self.config)
         self.stack.manager.min_new_tokens = max(1, policy.min_observed_tokens, tail or 0)
+
+    def _order_rows(self, name: str) -> None:
+        """Which cached row goes first; what is cached already enters by age."""
+        pool = self.stack.pool
+        if pool.order_name != name:
+            order = self.registry.create("eviction", name, len(pool.ref_cnt))
+            pool.order_name, pool.ranked = name, None if name == "lru" else RankedRows(pool, order)
 
     # ---- requests
 

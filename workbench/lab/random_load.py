@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.config import (
     BUDGET_SPLITS,
+    EVICTION_ORDERS,
     GROUPINGS,
     RETENTION_POLICIES,
     EngineConfig,
@@ -48,6 +49,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "scheduling.admit_whole_prompt": (True, False, False),
             "cache.prefix_caching": (True, True, True, True, False),
             "cache.reuse": ("recoded", "exact"),
+            "cache.eviction": EVICTION_ORDERS,
             "tiers.dram_mib": (0.0, 0.02, 0.03, 0.05, 0.1),
             "tiers.disk_mib": (0.0, 0.5, 1.0),
             "tiers.gate": (False, False, True),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from workbench.cache.eviction_order import EvictionOrder
 from workbench.engine.builtin import builtin_registry
 from workbench.errors import RequestError
 from workbench.lab.figures import Figure
 from workbench.lab.traces import read_references
-from workbench.structural.retention.eviction import EvictionOrder, victim
 
 CAPACITIES = (1000, 3000)
 QUICK = 4000  # references
@@ -72,7 +72,7 @@ def replay(references: np.ndarray, capacity: int, name: str) -> float:
             order.hit(block)
             continue
         if num_cached == capacity:
-            gone = victim(order, cached)
+            gone = order.choose(cached)
             cached[gone] = False
             order.removed(gone)
             num_cached -= 1

@@ -5,27 +5,11 @@ orders the blocks of the pool and the references of a trace.
 """
 
 from collections import OrderedDict
-from typing import Protocol
 
 import numpy as np
 
 PROTECTED_SHARE = 0.8  # of the cache, for blocks that were hit (SLRU)
 GAP_WEIGHT = 0.3  # of the newest reuse gap in the running mean
-
-
-class EvictionOrder(Protocol):
-    """Ids are below `num_ids`; `rank` float64 [num_ids], smallest first."""
-
-    rank: np.ndarray
-
-    def inserted(self, block: int, cost: float) -> None:
-        """A block is cached now; `cost`: seconds that a hit saves, per byte."""
-
-    def hit(self, block: int) -> None:
-        """A cached block was used."""
-
-    def removed(self, block: int) -> None:
-        """A block is no longer cached."""
 
 
 class _Order:
@@ -50,6 +34,11 @@ class _Order:
 
     def removed(self, block: int) -> None:
         """By default nothing is remembered."""
+
+    def choose(self, candidates: np.ndarray) -> int:
+        """The one with the smallest rank."""
+        ids = np.flatnonzero(candidates)
+        return int(ids[np.argmin(self.rank[ids])])
 
 
 class Lru(_Order):
@@ -177,7 +166,7 @@ class Arc(_Order):
     """Recency and frequency balanced by what was missed after it went (adaptive replacement).
 
     Source: Megiddo and Modha 2003. T1: used once, T2: used again; B1, B2: ids that went from them.
-    A hit in a ghost list moves the target size of T1. Ranks say from which list the next one goes.
+    A hit in a ghost list moves the target size of T1.
     """
 
     def __init__(self, num_ids: int) -> None:
@@ -188,7 +177,6 @@ class Arc(_Order):
             OrderedDict(), OrderedDict(),
         )  # fmt: skip
         self._target = 0.0
-        self._lift = 1e12
 
     def inserted(self, block: int, cost: float) -> None:
         """A block that went not long ago shows which list was too short."""
@@ -229,20 +217,11 @@ class Arc(_Order):
         cached.move_to_end(block)
         self.rank[block] = self.tick()
 
-    def prefer(self, candidates: np.ndarray) -> np.ndarray:
-        """Those of the candidates (bool by id) in the list that is above its target."""
-        wanted = self._recent if len(self._recent) > self._target else self._frequent
-        mine = [block for block in wanted if candidates[block]]
-        if not mine:
-            return candidates
-        only = np.zeros_like(candidates)
-        only[mine[:1]] = True  # its oldest one that may go
-        return only
-
-
-def victim(order: EvictionOrder, candidates: np.ndarray) -> int:
-    """The id that goes next among `candidates`, bool [num_ids] with at least one."""
-    if isinstance(order, Arc):
-        candidates = order.prefer(candidates)
-    ids = np.flatnonzero(candidates)
-    return int(ids[np.argmin(order.rank[ids])])
+    def choose(self, candidates: np.ndarray) -> int:
+        """The oldest that may go of the list that is above its target."""
+        over = len(self._recent) > self._target
+        for cached in (self._recent, self._frequent) if over else (self._frequent, self._recent):
+            for block in cached:
+                if candidates[block]:
+                    return block
+        return super().choose(candidates)
