@@ -6,10 +6,12 @@ URL its difference and `Engine.apply` its plan from the metadata kept here, and 
 
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workbench.errors import SettingError
+from workbench.layer_plan import parse_plan
 
 Change = Literal["hot", "recode", "rebuild", "restart"]
 Dimension = Literal["T", "S", "X", "-"]
@@ -104,6 +106,7 @@ class CacheSettings(_Section):
     grouping: str = setting("model", change="rebuild", dim="X", choices=GROUPINGS)
     k_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
     v_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
+    layer_plan: str = setting("", change="recode", dim="X")
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
     prefix_caching: bool = setting(True, change="hot", dim="X")
@@ -196,10 +199,15 @@ class EngineConfig:
                 f"retention.split = {split} gives layers budgets of their own, but cache.grouping "
                 f"= {grouping} keeps them together: choose layer or head"
             )
-        for plane in ("k_format", "v_format"):
-            name = getattr(self.cache, plane)
-            if name in GROUPED_FORMATS:
-                _check_grouped(self, f"cache.{plane} = {name}")
+        plan = parse_plan(self.cache.layer_plan, KV_FORMATS)
+        if plan and grouping not in ("layer", "head"):
+            raise SettingError(
+                f"cache.layer_plan gives layers formats of their own, but cache.grouping = "
+                f"{grouping} keeps them together: choose layer or head"
+            )
+        used = {self.cache.k_format, self.cache.v_format, *itertools.chain(*plan.values())}
+        for name in sorted(used & set(GROUPED_FORMATS)):
+            _check_grouped(self, name)
         if "ada" in split and grouping != "head":
             raise SettingError(
                 f"retention.split = {split} gives heads budgets of their own, but cache.grouping "
@@ -207,7 +215,7 @@ class EngineConfig:
             )
 
 
-def _check_grouped(config: EngineConfig, setting_name: str) -> None:
+def _check_grouped(config: EngineConfig, format_name: str) -> None:
     """Raise SettingError for what cannot go with pages that are written whole."""
     for path, value, instead in (
         ("retention.level", "token", "page"),
@@ -217,8 +225,8 @@ def _check_grouped(config: EngineConfig, setting_name: str) -> None:
         section, name = path.split(".")
         if getattr(getattr(config, section), name) == value:
             raise SettingError(
-                f"{setting_name} writes a page only when it is full, so {path} cannot be {value}: "
-                f"choose {instead}"
+                f"format {format_name} writes a page only when it is full, so {path} cannot be "
+                f"{value}: choose {instead}"
             )
 
 

@@ -83,9 +83,9 @@ class KVCacheManager:
     def capacity_pages(self) -> int:
         """Pages one request could have if it had the whole pool."""
         pool, besides = self.pool, Counter[PageSpec]()
-        if self.seals:
-            for cls in self.open_classes:
-                besides[pool.classes[cls]] += self.max_open_pages
+        for cls, open_cls in zip(self.classes, self.open_classes, strict=True):
+            if cls != open_cls:
+                besides[pool.classes[open_cls]] += self.max_open_pages
         specs = [pool.classes[cls] for cls in self.classes]
         return fitting_pages(specs, pool.slab_bytes, pool.num_slabs, besides)
 
@@ -220,12 +220,12 @@ class KVCacheManager:
                 blocks.stored_len, blocks.num_pages, blocks.spares, strict=True
             )
         ]
-        if not any(each.num_open or (self.seals and each.num_sealed) for each in filling):
-            return True
         needs: Counter[int] = Counter()
         for cls, open_cls, each in zip(self.classes, self.open_classes, filling, strict=True):
             needs[open_cls] += each.num_open
-            needs[cls] += each.num_sealed if self.seals else 0
+            needs[cls] += each.num_sealed if cls != open_cls else 0
+        if not any(needs.values()):
+            return True
         if not self.pool.can_allocate(needs):
             return False
         self._append_pages(request, blocks, filling)
@@ -239,9 +239,9 @@ class KVCacheManager:
             needs[cls] += pages
         for cls in needs:
             needs[cls] += watermark_blocks
-        if self.seals:
-            for cls in self.open_classes:
-                needs[cls] += num_open
+        for cls, open_cls in zip(self.classes, self.open_classes, strict=True):
+            if cls != open_cls:
+                needs[open_cls] += num_open
         return needs
 
     def _append_pages(
@@ -250,7 +250,7 @@ class KVCacheManager:
         """Fresh pages for each group, and the spares that the full ones among them go to."""
         wanted = []
         for cls, open_cls, each in zip(self.classes, self.open_classes, filling, strict=True):
-            spares = each.num_sealed if self.seals else 0
+            spares = each.num_sealed if cls != open_cls else 0
             wanted += [(cls, each.num_loaded), (open_cls, each.num_open), (cls, spares)]
         taken = self.pool.allocate(wanted)
         for group in range(len(self.classes)):

@@ -15,10 +15,11 @@ from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import PrefixIndex, Row
 from workbench.clock import Clock
-from workbench.config import EngineConfig
+from workbench.config import KV_FORMATS, EngineConfig
 from workbench.engine.event_log import EventLog
 from workbench.engine.runner import ModelRunner
 from workbench.errors import CapacityError, SettingError
+from workbench.layer_plan import parse_plan, write_plan
 from workbench.model.load import LoadedModel
 from workbench.request import Request
 
@@ -38,9 +39,9 @@ class GroupSpecs:
     def fitting_pages(self, config: EngineConfig, slab_bytes: int, num_slabs: int) -> int:
         """Pages of each group that one request could have in an arena."""
         besides = Counter[PageSpec]()
-        if self.seals:
-            for spec in self.open:
-                besides[spec] += max_open_pages(config)
+        for full, unfilled in zip(self.full, self.open, strict=True):
+            if full != unfilled:
+                besides[unfilled] += max_open_pages(config)
         return fitting_pages(self.full, slab_bytes, num_slabs, besides)
 
     @property
@@ -72,12 +73,19 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
     """The page classes under the configured formats; SettingError where one does not fit."""
     cache, dim = config.cache, geometry.head_dim
     plain = "fp32" if model.decoder.compute_dtype == torch.float32 else "bf16"
+    plan = parse_plan(cache.layer_plan, KV_FORMATS)
+    if plan and max(plan) >= geometry.num_layers:
+        raise SettingError(
+            f"cache.layer_plan names layer {max(plan)}, but the model has {geometry.num_layers}: "
+            f"choose 0 to {geometry.num_layers - 1}"
+        )
     full, unfilled = [], []
     for group in geometry.groups:
+        formats = plan.get(group.layers[0], (cache.k_format, cache.v_format))
         try:
-            spec = group.page_spec(dim, cache.block_size, cache.k_format, cache.v_format)
+            spec = group.page_spec(dim, cache.block_size, *formats)
         except ValueError as error:
-            raise SettingError(f"cache.k_format, cache.v_format: {error}") from None
+            raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
         full.append(spec)
         grouped = spec.k.grouped or spec.v.grouped
         unfilled.append(group.page_spec(dim, cache.block_size, plain, plain) if grouped else spec)
@@ -133,9 +141,11 @@ def make_root_key(config: EngineConfig, model: LoadedModel) -> Callable[[Request
 def format_label(config: EngineConfig) -> str:
     """The numerics tag of pages computed under this config."""
     cache = config.cache
-    if cache.k_format == cache.v_format:
-        return f"{cache.k_format}@{cache.grouping}"
-    return f"{cache.k_format}/{cache.v_format}@{cache.grouping}"
+    both = (
+        cache.k_format if cache.k_format == cache.v_format else f"{cache.k_format}/{cache.v_format}"
+    )
+    plan = write_plan(parse_plan(cache.layer_plan, KV_FORMATS))
+    return f"{both}@{cache.grouping}" + (f"[{plan}]" if plan else "")
 
 
 def build_stack(

@@ -32,6 +32,7 @@ START: dict[str, Any] = {
 
 _EXACT = ("fp32", "fp32")
 PURE: dict[str, Any] = {
+    "cache.layer_plan": "",
     "cache.k_format": "fp32", "cache.v_format": "fp32", "retention.policy": "none",
     "cache.reuse": "exact",
 }  # fmt: skip
@@ -69,7 +70,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             ("kivi2", "int4"), ("turbo4", "turbo4"), ("int4_rotated", "nvfp4"),
             ("fp8_e4m3_token", "fp8_e5m2"), ("fp8_e4m3_head", "kivi3"),
         )
-    ],
+    ] + [{"cache.layer_plan": plan} for plan in ("", "", "0=bf16", "1=kivi4; 2=int8/int4")],
     "rebuild": [
         {path: value}
         for path, values in {
@@ -171,8 +172,7 @@ class RandomLoad:
         options = [
             each
             for each in CHANGES[kind]
-            if self._changes(config, each)
-            and (self._lossy_phase or not each.keys() & PURE.keys())
+            if self._changes(config, each) and (self._lossy_phase or not each.keys() & PURE.keys())
         ]
         self._apply(self._rng.choice(options))
 
@@ -188,7 +188,9 @@ class RandomLoad:
         """Switch between exact and lossy settings; a refused change is tried again next time."""
         self._lossy_phase = not self._lossy_phase
         if not self._lossy_phase:
-            self._apply({"cache.k_format": "fp32", "cache.v_format": "fp32"})
+            self._apply(
+                {"cache.k_format": "fp32", "cache.v_format": "fp32", "cache.layer_plan": ""}
+            )
             self._apply({"retention.policy": "none", "cache.reuse": "exact"})
 
     def _apply(self, changes: dict[str, Any]) -> None:
@@ -243,7 +245,7 @@ def start_config() -> EngineConfig:
 def is_lossy(config: EngineConfig) -> bool:
     """Whether tokens may differ from the naive loop's under this config."""
     exact = (config.cache.k_format, config.cache.v_format) == _EXACT
-    return not exact or config.retention.policy != "none"
+    return not exact or bool(config.cache.layer_plan) or config.retention.policy != "none"
 
 
 def state_of(engine: Engine, request: Request) -> str:
