@@ -2,12 +2,16 @@
 
 Pages that others share, or that can be found by their key, are never changed: an eviction takes
 them out of this request's table only. Blocks computed from then on are never indexed.
+
+    table before | 0 1 2 3 | 4 5 6 7 | 8 9 . . |      keep 0 1 2 3 5 8 9
+    table after  | 0 1 2 3 | 5 8 9 . |                the page behind is free
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
+from workbench.cache.block_pool import BlockPool
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.request import Request
 
@@ -35,25 +39,37 @@ def keep_slots(
 
     `kept` int ascending. `move(source blocks, slots among them, target blocks)` copies bytes.
     Pages in front of the first gap stay; shared and hashed ones behind it are copied, not changed.
-    None, and nothing is changed, where no page comes free or there is no room for those copies.
+    Without room for copies, hashed pages of this request alone leave the index and are written.
+    None, and nothing is changed, where no page comes free or shared ones cannot be copied.
     """
     blocks, pool, size = manager.requests[request.request_id], manager.pool, manager.block_size
     gaps = np.flatnonzero(kept != np.arange(len(kept)))
     first = (int(gaps[0]) if len(gaps) else len(kept)) // size
     old = [int(block) for block in blocks.blocks(group)[first:]]
     num_new = manager.num_pages_for(len(kept)) - first
-    writable = [b for b in old if pool.ref_cnt[b] == 1 and not pool.cached[b]]
-    target = writable[:num_new]
-    cls, missing = manager.classes[group], num_new - len(target)
-    if num_new >= len(old) or not pool.can_allocate({cls: missing}):
+    target = None if num_new >= len(old) else _targets(pool, old, num_new, manager.classes[group])
+    if target is None:
         return None
-    target += pool.allocate([(cls, missing)])[0]
     pool.owner[target] = request.owner  # one that another wrote, and whose row is gone, is written
     move(old, kept[first * size :] - first * size, target)
     blocks.replace_tail(group, first, target, kept)
     blocks.number_slots(request.num_computed_tokens)
     blocks.hashing = False
     victims = [block for block in old if block not in set(target)]
-    freed = sum(pool.ref_cnt[block] == 1 for block in victims) - missing
+    freed = sum(pool.ref_cnt[block] == 1 for block in victims) - len(set(target).difference(old))
     pool.free(victims)
     return int(freed)
+
+
+def _targets(pool: BlockPool, old: list[int], count: int, cls: int) -> list[int] | None:
+    """Blocks to pack into: those of `old` that may be written, then fresh ones; None: no room."""
+    own = [block for block in old if pool.ref_cnt[block] == 1]
+    found = [block for block in own if not pool.cached[block]][:count]
+    if not pool.can_allocate({cls: count - len(found)}):
+        found = own[:count]
+        if not pool.can_allocate({cls: count - len(found)}):
+            return None
+        for row in dict.fromkeys(pool.row_of[block] for block in found):
+            if row is not None:
+                pool.drop(row)
+    return found + pool.allocate([(cls, count - len(found))])[0]

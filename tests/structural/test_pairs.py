@@ -1,0 +1,143 @@
+"""Every pair of what shapes pages and what empties them runs, with no room to spare."""
+
+from typing import Any
+
+import pytest
+
+from tests.engine.harness import Runner, model, spec, tokens
+from tests.engine.pairwise import Row, pairwise
+from workbench.config import (
+    BUDGET_SPLITS,
+    GROUPINGS,
+    KV_FORMATS,
+    RETENTION_POLICIES,
+    EngineConfig,
+    replace_settings,
+)
+from workbench.engine.cache_stack import group_specs, make_geometry, plan_slabs
+from workbench.engine.engine import Engine
+from workbench.engine.retainer import slots_needed
+from workbench.errors import CapacityError, SettingError
+from workbench.request import RequestStatus
+
+FORMATS = ("cache.k_format", "cache.v_format")
+TIERS: dict[str, dict[str, Any]] = {
+    "none": {}, "DRAM": {"tiers.dram_mib": 0.05},
+    "DRAM+disk": {"tiers.dram_mib": 0.02, "tiers.disk_mib": 0.5},
+}  # fmt: skip
+VALUES: dict[str, tuple[Any, ...]] = {
+    "cache.k_format": KV_FORMATS,
+    "cache.v_format": KV_FORMATS,
+    "retention.policy": RETENTION_POLICIES,
+    "cache.grouping": GROUPINGS,
+    "retention.level": ("page", "token"),
+    "retention.split": BUDGET_SPLITS,
+    "tiers": tuple(TIERS),
+    "scheduling.preemption": ("recompute", "swap"),
+    "cache.block_size": (4, 8, 16),
+}
+BASE: dict[str, Any] = {
+    "model.max_model_len": 128, "scheduling.chunk_tokens": 12, "scheduling.token_budget": 24,
+    "scheduling.watermark": 0.0, "scheduling.admit_whole_prompt": False, "tiers.gate": False,
+    "retention.budget_tokens": 20, "retention.sink_tokens": 2, "retention.window_tokens": 6,
+}  # fmt: skip
+NUM_NEW = 12
+NUM_SHARED = 24
+
+
+def config_of(row: Row) -> EngineConfig:
+    changes = {name: value for name, value in row.items() if name != "tiers"}
+    return replace_settings(EngineConfig(), BASE | changes | TIERS[row["tiers"]])
+
+
+def accepts(row: Row) -> bool:
+    try:
+        config_of(row)
+    except SettingError:
+        return False
+    return True
+
+
+ROWS = pairwise(VALUES, accepts, without=FORMATS)
+OTHER_FORMATS = [row for row in pairwise(VALUES, accepts) if row not in ROWS]
+
+
+def name_of(row: Row) -> str:
+    return "-".join(str(value) for value in row.values())
+
+
+def prompts() -> list[list[int]]:
+    shared = tokens(NUM_SHARED, 50)
+    return [shared + tokens(5, 1), shared + tokens(9, 2), shared[:17] + tokens(16, 3)]
+
+
+def tight(config: EngineConfig) -> EngineConfig:
+    """The least budget in which the longest of the requests fits alone.
+
+    It may be below what a user can choose: the smallest formats would fit everything in that.
+    """
+    longest = max(map(len, prompts())) + NUM_NEW
+    pages = -(-slots_needed(config, longest, longest) // config.cache.block_size)
+    for number in range(1, 400):
+        config = replace_settings(config, {})
+        object.__setattr__(config.cache, "hbm_budget_mib", number * 1024 / 2**20)
+        try:
+            slabs = plan_slabs(make_geometry(config, model()), config, model())
+        except CapacityError:
+            continue
+        specs = group_specs(make_geometry(config, model()), config, model())
+        if specs.fitting_pages(config, *slabs) >= pages:
+            return config
+    raise AssertionError("no budget fits")
+
+
+def run(row: Row) -> Engine:
+    engine = Engine(tight(config_of(row)), model(), verify_bytes=True)
+    runner = Runner(engine)
+    ids = []
+    for prompt in prompts():
+        ids.append(runner.engine.add_request(spec(prompt, NUM_NEW)))
+        runner.step(2)
+    runner.drain(600)
+    assert not any(runner.errors.values()), runner.errors
+    for request_id in ids:
+        assert runner.status[request_id] == RequestStatus.FINISHED_LENGTH
+        assert len(runner.outputs[request_id]) == NUM_NEW
+    engine.frame(1, state="idle")
+    engine.close()
+    return engine
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_pair(row: Row) -> None:
+    engine = run(row)
+    pressed = engine.log.totals["retain"] + engine.metrics.num_preemptions
+    if not engine.stack.manager.seals:  # one slab more may hold all of the smallest formats' pages
+        assert pressed + engine.stack.pool.num_evicted_rows > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", OTHER_FORMATS, ids=name_of)
+def test_pair_of_formats(row: Row) -> None:
+    run(row)
+
+
+def test_only_impossible_pairs_are_missing() -> None:
+    """What is left out is what the settings refuse: budgets a layer or head, packed groups."""
+    meet = {
+        (one, row[one], two, row[two])
+        for row in ROWS + OTHER_FORMATS for one in VALUES for two in VALUES
+    }  # fmt: skip
+    missing = {
+        (one, a, two, b)
+        for one in VALUES for two in VALUES if one < two
+        for a in VALUES[one] for b in VALUES[two]
+        if (one, a, two, b) not in meet
+    }  # fmt: skip
+    grouped = {(plane, f"kivi{bits}", "retention.level", "token")
+               for plane in FORMATS for bits in (2, 3, 4)}  # fmt: skip
+    split = {("cache.grouping", grouping, "retention.split", name)
+             for name in BUDGET_SPLITS[1:] for grouping in GROUPINGS[:2]}  # fmt: skip
+    layer = {("cache.grouping", "layer", "retention.split", name)
+             for name in ("ada", "ada+pyramid")}  # fmt: skip
+    assert missing == grouped | split | layer
