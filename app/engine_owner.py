@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from app.driver import Driver
+from app.quality.jobs import QualityJobs
 from workbench.client import EngineClient
 from workbench.config import EngineConfig
 from workbench.model.fetch import cache_dir
@@ -17,7 +18,7 @@ RANDOM_LAYERS_VARIABLE = "KV_WORKBENCH_RANDOM_LAYERS"  # a small random model, f
 
 @dataclass
 class EngineOwner:
-    """Client, driver, and whether another dashboard on this machine runs an engine too.
+    """Client, driver, quality jobs, and whether another dashboard here runs an engine too.
 
     `notice` is the sentence about that other engine, empty if there is none.
     """
@@ -25,6 +26,7 @@ class EngineOwner:
     client: EngineClient
     driver: Driver
     notice: str = ""
+    quality: QualityJobs = field(default_factory=QualityJobs)
     _lock_file: IO[str] | None = field(default=None, repr=False)
 
     @property
@@ -33,7 +35,8 @@ class EngineOwner:
         return bool(self.notice)
 
     def close(self) -> None:
-        """End the engine process."""
+        """End the engine process, and the quality job's if there is one."""
+        self.quality.close()
         self.client.close()
         if self._lock_file is not None:
             self._lock_file.close()
@@ -71,7 +74,7 @@ def _start() -> EngineOwner:
     layers = int(os.environ.get(RANDOM_LAYERS_VARIABLE) or 0)
     client = EngineClient.start(EngineConfig(), random_layers=layers)
     client.start_workload_soon(FIRST_WORKLOAD)
-    return EngineOwner(client, Driver(), notice, lock_file)
+    return EngineOwner(client, Driver(), notice, _lock_file=lock_file)
 
 
 def _lock() -> tuple[IO[str] | None, str]:

@@ -13,6 +13,7 @@ import streamlit as st  # noqa: E402
 from app.panels.page import tab_state  # noqa: E402
 from app.text import load_texts  # noqa: E402
 from app.views.live import show_live  # noqa: E402
+from app.views.quality import show_quality  # noqa: E402
 
 
 def main() -> None:
@@ -27,8 +28,15 @@ def main() -> None:
         initial_sidebar_state="collapsed",
     )
     st.html(Path(__file__).parent / "style.css")
-    live = st.Page(show_live, title=texts("page.live"), url_path="", default=True)
-    st.navigation([live], position="hidden").run()
+    pages = {
+        "live": st.Page(show_live, title=texts("page.live"), url_path="", default=True),
+        "quality": st.Page(show_quality, title=texts("page.quality"), url_path="quality"),
+    }
+    chosen = st.navigation(list(pages.values()), position="hidden")
+    asked, state.goto = pages.get(state.goto), ""
+    if asked is not None and asked.url_path != chosen.url_path:
+        st.switch_page(asked)
+    chosen.run()
 
 
 main()

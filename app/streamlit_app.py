@@ -11,6 +11,8 @@ ROOT = str(Path(__file__).resolve().parents[1])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
+import pandas  # noqa: E402, F401 - two sessions that import it at once can crash
+import plotly.graph_objects  # noqa: E402, F401 - likewise
 import streamlit as st  # noqa: E402
 from starlette.routing import WebSocketRoute  # noqa: E402
 from streamlit import config  # noqa: E402

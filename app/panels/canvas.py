@@ -22,6 +22,7 @@ FIRST_WORKLOAD = "shared_chat"
 # Commands that change nothing for others: a viewer may give them.
 OWN_VIEW = (
     "select_block", "select_request", "clear_selection", "take_over", "set_lang", "open_copy",
+    "go_page",
 )  # fmt: skip
 
 
@@ -48,7 +49,8 @@ def picture_data(page: Page, part: str) -> dict[str, Any]:
         "selected": state.selected,
         "selected_request": state.selected_request,
         "block": selected_block(page) if part == "side" else None,
-        "pages": [{"url": "/", "title": page.texts("page.live"), "active": True}],
+        "pages": strip_pages(page),
+        "view": state.view,
         "marks": marks,
         "can_undo": history.can_undo,
         "can_redo": history.can_redo,
@@ -57,6 +59,16 @@ def picture_data(page: Page, part: str) -> dict[str, Any]:
         "live_url": LIVE_URL,
         "workload": FIRST_WORKLOAD,
     }
+
+
+def strip_pages(page: Page) -> list[dict[str, Any]]:
+    """The pages that the strip leads to; `name` is what a press sends."""
+    titles = {"live": page.texts("page.live"), "quality": page.texts("page.quality")}
+    return [
+        {"url": "/" if name == "live" else f"/{name}", "name": name, "title": title,
+         "active": name == page.state.view}
+        for name, title in titles.items()
+    ]  # fmt: skip
 
 
 def picture_text(page: Page) -> dict[str, str]:
@@ -119,6 +131,7 @@ def run_command(page: Page, name: str, command: dict[str, Any]) -> None:
         attempt(page, lambda: page.engine.restart())
     elif name == "present":
         act = str(command.get("act", ACTS[0]))
+        page.state.goto = "live"
         go_to(page, ACTS.index(act) + 1 if command.get("on") and act in ACTS else 0)
     elif name in ("play", "pause", "step", "speed"):
         attempt(page, lambda: _transport(page, name, command))
@@ -145,6 +158,8 @@ def _own_view(page: Page, name: str, command: dict[str, Any]) -> None:
         state.problem = ""
     elif name == "open_copy":
         state.copy_open = True
+    elif name == "go_page":
+        state.goto = str(command.get("page", ""))
     elif name == "set_lang":
         state.language = str(command.get("value", ""))
         st.query_params["lang"] = state.language

@@ -38,6 +38,13 @@ class TabState:
     done: deque[str] = field(default_factory=lambda: deque(maxlen=64))  # commands that were run
     acted: bool = False  # a control was used in this run
     upload_report: list[str] = field(default_factory=list)
+    view: str = ""  # the page that was drawn last: live or quality
+    goto: str = ""  # the page that a press in the strip asks for
+    quality_chosen: str = ""  # name of the setting whose report is open
+    quality_epochs: dict[str, int] = field(default_factory=dict)  # as `epochs`, for its controls
+    quality_version: int = -1  # of the job's status, as drawn
+    quality_drawing: bool = False  # the whole page is being drawn
+    quality_file_report: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,13 @@ def open_page() -> Page:
     # Before the browser has told its id the controls look usable, so that they do not flash.
     is_driver = not state.tab or engine.is_driver(state.tab)
     return Page(load_texts(state.language), engine, state, is_driver, state_now)
+
+
+def enter(page: Page, view: str) -> None:
+    """Note which page is drawn; the address of a page just opened is not the browser's Back."""
+    if page.state.view != view:
+        page.state.acted = page.state.acted or bool(page.state.view)
+        page.state.view = view
 
 
 def current_page() -> Page:

@@ -120,7 +120,7 @@ class QualityJobs:
         with self._lock:
             if self._status.running:
                 raise JobBusyError("a measurement runs already: wait for it, or cancel it")
-            log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the job has ended
+            log = tempfile.TemporaryFile()  # closed when the job has ended
             process = _launch(log)
             self._status = Status(
                 state="running",

@@ -141,9 +141,7 @@ def _check_all(entries: list[Any]) -> FileSettings:
         try:
             setting = _read_entry(number, entry)
             if setting.name in {other.name for other in good}:
-                raise SettingError(
-                    f"setting {setting.name!r} is there twice: give it another name"
-                )
+                raise SettingError(f"setting {setting.name!r} is there twice: give it another name")
             check_setting(setting)
         except SettingError as error:
             problems.append(str(error))

@@ -7,7 +7,7 @@ from app.panels.canvas import show_part
 from app.panels.copying import open_copy, show_copy
 from app.panels.knobs import show_answer, show_knobs
 from app.panels.link_panel import read_address, show_offer, write_address
-from app.panels.page import Page, open_page
+from app.panels.page import Page, enter, open_page
 from app.panels.tab_sync import watch_tab
 from app.panels.terms import show_terms
 from app.panels.work import show_chat, show_work
@@ -18,6 +18,7 @@ KNOBS_PX, SIDE_PX = 264, 300
 def show_live() -> None:
     """Draw the page once; live data moves inside the picture without another run."""
     page = open_page()
+    enter(page, "live")
     read_address(page)
     with st.container(key="strip", gap=None):
         show_part(page, "strip")

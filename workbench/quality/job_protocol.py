@@ -116,8 +116,8 @@ class ReportView(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     seed: int
     kl_mean: float
-    kl_low: float
-    kl_high: float
+    kl_low: float | None
+    kl_high: float | None
     kl_p99: float
     kl_by_offset: list[float | None]
     top1: float
@@ -125,8 +125,8 @@ class ReportView(msgspec.Struct, frozen=True, kw_only=True):
     perplexity_full: float
     perplexity: float
     perplexity_diff: float
-    perplexity_diff_low: float
-    perplexity_diff_high: float
+    perplexity_diff_low: float | None
+    perplexity_diff_high: float | None
     first_divergence: list[int]
     num_flips: int
     flips: list[FlipView]

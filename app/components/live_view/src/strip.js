@@ -77,6 +77,7 @@ export class Strip {
   update() {
     const { store, data, words } = this.context, snap = store.shown?.snap;
     this.updatePages(data().pages ?? []);
+    show(this.tabs, (data().view ?? "live") === "live");
     for (const node of this.tabs.children) {
       setAttr(node, "aria-selected", String(node.dataset.tab === document.body.dataset.tab));
     }
@@ -135,7 +136,14 @@ export class Strip {
   }
 
   updatePages(pages) {
+    const { send } = this.context;
     keyed(this.pages, pages, (p) => p.url, () => h("a", "page"), (node, page) => {
+      // Within the dashboard a page changes without loading anew; elsewhere the link is a link.
+      node.onclick = (event) => {
+        if (!page.name || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+        event.preventDefault();
+        if (!page.active) send("go_page", { page: page.name });
+      };
       setText(node, page.title);
       if (/^(https?:\/\/|\/|\?|\.)/.test(page.url) || /^[\w-]*$/.test(page.url)) setAttr(node, "href", page.url || "/");
       setAttr(node, "target", "_self");
