@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from bench.setup import SOFTMAX_SCALE, Cache, figure, make_cache
+from bench.setup import SOFTMAX_SCALE, WRITTEN, Cache, figure, make_cache
 from kvkernels import triton_backend as backend
 from kvkernels.api import FormatState, Scratch
 from kvkernels.layout import FORMATS, PageSpec
@@ -80,8 +80,9 @@ def attention_figures(bandwidth: float) -> list[dict[str, Any]]:
                 share = cache.read_bytes / took / bandwidth
                 note = "KV bytes per second over copied bytes per second of the same run"
                 out.append(figure(f"gpu_decode_bandwidth_share_{fmt}", share, "ratio", note))
-            took = graph_seconds(write_all(cache, Scratch("cuda")))
-            out.append(figure(f"gpu_write_{step}_ms_{fmt}", took * 1e3, "ms", shape))
+            if fmt in WRITTEN:
+                took = graph_seconds(write_all(cache, Scratch("cuda")))
+                out.append(figure(f"gpu_write_{step}_ms_{fmt}", took * 1e3, "ms", shape))
     for (step, fmt), took in seconds.items():
         ratio = took / seconds[step, "bf16"]
         out.append(figure(f"gpu_{step}_over_bf16_{fmt}", ratio, "ratio", "time over our bf16"))

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from kvkernels.api import FormatState, StepTables
-from kvkernels.layout import META_BYTES, PageSpec
+from kvkernels.layout import FORMATS, META_BYTES, PageSpec
 from kvkernels.pages import encode_pages
 from torch import Tensor
 
 SHARE = 3  # query heads of a KV head: SmolLM2-135M has 9 and 3
 SOFTMAX_SCALE = 0.125
+# formats that take single tokens; KIVI's pages are only read, as keys of a class of their own
+WRITTEN = tuple(name for name, fmt in FORMATS.items() if not fmt.key.grouped)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def make_cache(
         offsets,
         np.full((1, requests), tokens, np.int32),
         np.full(requests, queries, np.int32),
+        new_lens=None if fmt in WRITTEN else np.zeros(requests, np.int32),
     )
 
     def random(heads: int) -> Tensor:

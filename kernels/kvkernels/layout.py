@@ -16,7 +16,7 @@ from functools import cached_property
 
 from kvkernels.formats import FORMATS, PageFormat
 
-__all__ = ["FORMATS", "LAYER_ALIGN", "META_BYTES", "PageSpec"]
+__all__ = ["FORMATS", "LAYER_ALIGN", "META_BYTES", "PageSpec", "fitting_formats"]
 
 LAYER_ALIGN = 64  # a layer starts on a cache line, and every typed view stays aligned
 META_BYTES = 2  # fp16
@@ -128,6 +128,19 @@ class PageSpec:
         """Short name: `int8`, or `int8/int4` where K and V differ."""
         same = self.k_format == self.v_format
         return self.k_format if same else f"{self.k_format}/{self.v_format}"
+
+
+def fitting_formats(head_dim: int, block_size: int) -> tuple[str, ...]:
+    """Names of the formats that pages of this shape can hold, as K and as V."""
+
+    def fits(name: str) -> bool:
+        try:
+            PageSpec(1, 1, head_dim, block_size, name, name)
+        except ValueError:
+            return False
+        return True
+
+    return tuple(name for name in FORMATS if fits(name))
 
 
 def _align(value: int, unit: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvkernels import reference
 from kvkernels.api import FormatState, Scratch, StepTables
 from kvkernels.formats.turbo import codebook
-from kvkernels.layout import FORMATS, PageSpec
+from kvkernels.layout import FORMATS, PageSpec, fitting_formats
 from kvkernels.pages import decode_pages, encode_pages, plane_view
 from torch import Tensor
 
@@ -184,6 +184,14 @@ def test_single_tokens_and_partial_pages_are_refused_by_name(fmt: str) -> None:
 def test_rotation_needs_a_power_of_two(fmt: str) -> None:
     with pytest.raises(ValueError, match=f"k_format = {fmt}: head_dim 96 is not a power of two"):
         PageSpec(1, 1, 96, 16, fmt, "bf16")
+
+
+def test_formats_that_fit_a_shape_are_listed() -> None:
+    rotated = {"int4_rotated", "turbo4", "turbo3"}
+    assert fitting_formats(64, 16) == tuple(FORMATS)
+    assert set(FORMATS) - set(fitting_formats(96, 32)) == rotated
+    for dim, slots in ((8, 1), (16, 8), (80, 48)):
+        assert set(FORMATS) - set(fitting_formats(dim, slots)) <= rotated
 
 
 def test_a_head_scale_of_another_width_is_named() -> None:

@@ -20,6 +20,10 @@ PAIRS = [(fmt, fmt) for fmt in FORMATS] + [
     ("int8", "fp8_e4m3"),
     ("fp32", "int8"),
     ("int4", "fp32"),
+    ("turbo4", "int2"),
+    ("nvfp4", "int4_rotated"),
+    ("bf16", "kivi2"),
+    ("kivi4", "fp8_e4m3_token"),
 ]
 STEPS = {
     "decode": dict(kv_lens=((32, 33, 47, 1),), q_lens=(1, 1, 1, 1)),

@@ -56,7 +56,8 @@ class Uniform(PageFormat):
     def unpack(self, data: Tensor, meta: Tensor | None, scale: Tensor | float) -> Tensor:
         """Code times scale plus minimum."""
         wide = self.needed(meta).to(torch.float32)[..., None]  # [2, ..., 1]
-        return unpack(data, self.bits).to(torch.float32).mul_(wide[0]).add_(wide[1])
+        codes = unpack(data, self.bits).to(torch.float32)
+        return torch.addcmul(wide[1], codes, wide[0], out=codes)  # one pass, contiguous as codes
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class ChannelGroups(PageFormat):
         wide = self.needed(meta).to(torch.float32).movedim(0, -1)[..., None]  # [..., M, 1]
         own, low = wide.chunk(2, -2)
         codes = unpack(data, self.bits).to(torch.float32).unflatten(-1, (own.shape[-2], -1))
-        return codes.mul_(own).add_(low).flatten(-2)
+        return torch.addcmul(low, codes, own, out=codes).flatten(-2)
 
 
 INT8 = Symmetric("int8", 8, torch.int8, num_scales=1)

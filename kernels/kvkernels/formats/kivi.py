@@ -49,7 +49,8 @@ class TokenGroups(PageFormat):
         used = 2 * slots // group * codes.shape[-1]
         wide = self.needed(meta).movedim(0, -2).flatten(-2)[..., :used].to(torch.float32)
         own, low = wide.unflatten(-1, (2, slots // group, 1, -1)).unbind(-4)  # [..., S / g, 1, D]
-        return codes.unflatten(-2, (-1, group)).mul_(own).add_(low).flatten(-3, -2)
+        codes = codes.unflatten(-2, (-1, group))
+        return torch.addcmul(low, codes, own, out=codes).flatten(-3, -2)
 
 
 def _method(bits: int) -> Method:
