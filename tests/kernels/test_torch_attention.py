@@ -112,7 +112,7 @@ def test_asking_for_mass_does_not_move_the_output() -> None:
 
 
 @pytest.mark.parametrize("newer", FORMATS)
-@pytest.mark.parametrize("older", ["fp32", "int8"])
+@pytest.mark.parametrize("older", ["fp32", "int8", "kivi2"])
 def test_classes_merge_to_the_whole(older: str, newer: str) -> None:
     """Pages of two formats, attended apart and merged, equal float64 over both."""
     q_lens = (1, 4, 2)
