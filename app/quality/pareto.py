@@ -62,8 +62,8 @@ def pareto_figure(texts: Texts, results: Sequence[Result], chosen: str) -> go.Fi
     if any(kl == 0 for _, kl in real):
         figure.add_hline(y=lowest, line={"color": GREY, "width": 1, "dash": "dash"})
         figure.add_annotation(
-            x=1, xref="paper", y=math.log10(lowest), text=texts("quality.exact"), showarrow=False,
-            xanchor="right", yanchor="bottom", font={"size": 11},
+            x=0, xref="paper", y=math.log10(lowest), text=texts("quality.exact"), showarrow=False,
+            xanchor="left", yanchor="bottom", font={"size": 11},
         )  # fmt: skip
     _axes(figure, texts, points)
     return figure
@@ -134,7 +134,8 @@ def _mark_chosen(
 
 
 def _axes(figure: go.Figure, texts: Texts, points: Sequence[tuple[float, float]]) -> None:
-    top = max(x for x, _ in points)
+    left, right = _span([x for x, _ in points])
+    low, high = _span([y for _, y in points])
     figure.update_layout(
         height=HEIGHT_PX,
         margin={"l": 64, "r": 16, "t": 8, "b": 44},
@@ -142,33 +143,48 @@ def _axes(figure: go.Figure, texts: Texts, points: Sequence[tuple[float, float]]
         hoverlabel={"align": "left"},
         clickmode="event+select",
         dragmode=False,
-        xaxis={"title": texts("quality.axis_bytes"), "range": [0, top * 1.08], "zeroline": False},
-        yaxis={"title": texts("quality.axis_kl"), "type": "log", "exponentformat": "power",
-               "dtick": 1, "zeroline": False},
+        xaxis={"title": texts("quality.axis_bytes"), "type": "log", "range": [left, right],
+               "dtick": "D2", "zeroline": False, "tickformat": ","},
+        yaxis={"title": texts("quality.axis_kl"), "type": "log", "range": [low, high],
+               "exponentformat": "power", "dtick": 1, "zeroline": False},
     )  # fmt: skip
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """Decades from below the smallest value to above the largest."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    margin = max(0.08, 0.07 * (high - low))
+    return low - margin, high + margin
 
 
 def place_labels(names: Sequence[str], points: Sequence[tuple[float, float]]) -> list[str]:
     """Where each name stands beside its point, or "" where it would lie over another."""
     if not points:
         return []
-    logs = [math.log10(y) for _, y in points]
-    low, high, right = min(logs), max(logs), max(x for x, _ in points) * 1.08
+    left, right = _span([x for x, _ in points])
+    low, high = _span([y for _, y in points])
     width, height = PLOT_PX
     at = [
-        (x / right * width, (high - log) / max(high - low, 1e-9) * height)
-        for (x, _), log in zip(points, logs, strict=True)
-    ]
+        ((math.log10(x) - left) / (right - left) * width,
+         (high - math.log10(y)) / (high - low) * height)
+        for x, y in points
+    ]  # fmt: skip
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in at]
     placed: list[str] = []
     for name, (x, y) in zip(names, at, strict=True):
         size = len(name) * LETTER_PX
-        boxes = {
-            "middle right": (x + GAP_PX, y - LINE_PX / 2, x + GAP_PX + size, y + LINE_PX / 2),
-            "middle left": (x - GAP_PX - size, y - LINE_PX / 2, x - GAP_PX, y + LINE_PX / 2),
-            "top center": (x - size / 2, y - GAP_PX - LINE_PX, x + size / 2, y - GAP_PX),
-            "bottom center": (x - size / 2, y + GAP_PX, x + size / 2, y + GAP_PX + LINE_PX),
-        }
+        at_right, at_left = (x + GAP_PX, x + GAP_PX + size), (x - GAP_PX - size, x - GAP_PX)
+        above, below = (y - GAP_PX - LINE_PX / 2, y - 2), (y + 2, y + GAP_PX + LINE_PX / 2)
+        beside = (y - LINE_PX / 2, y + LINE_PX / 2)
+        # The frontier comes from above and goes to the right: the corners between are free.
+        boxes: dict[str, Box] = {
+            f"{row} {side}": (span[0], rows[0], span[1], rows[1])
+            for row, rows, side, span in (
+                ("top", above, "right", at_right), ("bottom", below, "left", at_left),
+                ("middle", beside, "left", at_left), ("bottom", below, "right", at_right),
+                ("top", above, "left", at_left), ("middle", beside, "right", at_right),
+            )
+        }  # fmt: skip
         place = next(
             (key for key, box in boxes.items()
              if box[0] >= 0 and box[2] <= width + 8 and not any(_overlap(box, b) for b in taken)),
