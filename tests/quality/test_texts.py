@@ -1,5 +1,6 @@
 """Windows: deterministic, of the asked length, and a sentence where that cannot be."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,12 @@ def test_a_missing_file_is_named(tmp_path: Path):
     plan = QualityPlan(texts=(str(tmp_path / "none.txt"),))
     with pytest.raises(RequestError, match="none.txt cannot be read .No such file"):
         texts.text_windows(TOKENIZER, plan)
+
+
+def test_a_python_without_help_topics_asks_for_files(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(RequestError, match="this Python comes without its help topics"):
+        texts.text_windows(TOKENIZER, QualityPlan())
 
 
 def test_a_huge_file_is_refused(tmp_path: Path):

@@ -3,8 +3,10 @@
 Weights, full cache and the encoders' pages are fp32, so that nothing but the scheme differs. Each
 window runs in the full cache, in our format and in the float64 twin, on the same steps.
 
-Two runs whose rounding differs in the last bit soon round other numbers up: the errors of the two
-are alike in size, not equal. Their ratio has an interval therefore, a bootstrap over windows.
+Where every code and scale is equal (int8, fp8), so are the two runs, bit for bit. One scale in some
+thousands that fp32 arithmetic rounds the other way is enough for later codes to part: the errors
+are then alike in size, not equal. Their ratio therefore has an interval, a bootstrap over runs of
+tokens.
 """
 
 from collections.abc import Callable, Sequence

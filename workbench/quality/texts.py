@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from workbench.errors import RequestError
 from workbench.model.tokenizer import Tokenizer
@@ -59,6 +58,7 @@ def text_windows(tokenizer: Tokenizer, plan: QualityPlan) -> list[Window]:
 
 def topic_tokens(tokenizer: Tokenizer, seed: int, count: int) -> list[int]:
     """At least `count` tokens of Python's help topics in an order drawn by `seed`, or all."""
+    topics = _help_topics()
     names = sorted(topics)
     random.Random(seed).shuffle(names)
     tokens: list[int] = []
@@ -67,6 +67,16 @@ def topic_tokens(tokenizer: Tokenizer, seed: int, count: int) -> list[int]:
             break
         tokens += tokenizer.encode(topics[name].strip() + "\n\n\n", add_special=False)
     return tokens
+
+
+def _help_topics() -> dict[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:  # some distributions pack it apart
+        raise RequestError(
+            "this Python comes without its help topics (pydoc_data): name text files of your own"
+        ) from error
+    return topics
 
 
 def read_texts(paths: tuple[str, ...]) -> str:
