@@ -59,30 +59,56 @@ def test_positions_stay_and_sinks_and_window_are_protected(policy: str) -> None:
     runner.drain()
 
 
-def test_kept_tokens_attend_as_if_the_rest_were_masked() -> None:
+@pytest.mark.parametrize(
+    "grouping, level, split",
+    [("model", "page", "uniform"), ("model", "token", "uniform"), ("layer", "token", "pyramid"),
+     ("head", "token", "ada"), ("head", "token", "ada+pyramid"), ("head", "page", "ada")],
+)  # fmt: skip
+@pytest.mark.parametrize("policy", ["sink+window", "attention-mass"])
+def test_kept_tokens_attend_as_if_the_rest_were_masked(
+    policy: str, grouping: str, level: str, split: str
+) -> None:
     """The step after an eviction equals full attention with the evicted positions masked out."""
-    runner = Runner(build(kept("sink+window", 16, **{"scheduling.chunk_tokens": 64,
-                                                     "scheduling.token_budget": 64})))  # fmt: skip
+    runner = Runner(build(kept(policy, 16, **{
+        "scheduling.chunk_tokens": 64, "scheduling.token_budget": 64, "cache.grouping": grouping,
+        "retention.level": level, "retention.split": split,
+        "retention.window_tokens": 4})))  # fmt: skip
     prompt = tokens(40)
     request_id = runner.add(prompt, 2)
     runner.step()  # the whole prompt, then the eviction
-    blocks = runner.engine.stack.manager.requests[request_id]
-    visible = blocks.positions(0).tolist()
-    token = runner.outputs[request_id][0]
-    wanted = _masked_logits(prompt + [token], [at for at in visible if at < 40])
+    stack = runner.engine.stack
+    blocks = stack.manager.requests[request_id]
+    visible: dict[tuple[int, int], list[int]] = {}  # layer and KV head -> positions
+    for group in stack.geometry.groups:
+        for layer in group.layers:
+            for head in group.kv_heads:
+                visible[layer, head] = blocks.positions(group.index).tolist()
+    different = {tuple(positions) for positions in visible.values()}
+    assert all(len(positions) < 40 for positions in different)
+    assert (len(different) > 1) == (grouping != "model" and (policy, split) != SAME)
+    logits = []
+    run = stack.runner.run
+    stack.runner.run = lambda *args, **more: logits.append(run(*args, **more)) or logits[-1]
     runner.step()
-    assert runner.outputs[request_id][1] == int(wanted.argmax())
+    token = runner.outputs[request_id][0]
+    wanted = _masked_logits(prompt + [token], visible)
+    torch.testing.assert_close(logits[0][0][0], wanted, atol=1e-4, rtol=1e-4)
 
 
-def _masked_logits(text: list[int], visible: list[int]) -> torch.Tensor:
+SAME = ("sink+window", "ada")  # every head scores alike
+
+
+def _masked_logits(text: list[int], visible: dict[tuple[int, int], list[int]]) -> torch.Tensor:
     """Logits of the last token when it sees only `visible` and itself; the others see all."""
-    decoder = model().decoder
-    count = len(text)
+    loaded = model()
+    decoder, count = loaded.decoder, len(text)
+    share = loaded.arch.num_heads // loaded.arch.num_kv_heads
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(count, count, dtype=torch.bool).tril()
-        mask[-1] = False
-        mask[-1, [*visible, count - 1]] = True
+        mask = torch.ones(count, count, dtype=torch.bool).tril().repeat(q.shape[1], 1, 1)
+        mask[:, -1] = False
+        for head in range(q.shape[1]):
+            mask[head, -1, [*visible[layer, head // share], count - 1]] = True
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         out = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, enable_gqa=True
@@ -158,6 +184,29 @@ def test_evictions_after_a_preemption(preemption: str) -> None:
         assert evicted >= gone
     runner.drain()
     assert len(runner.outputs[request_id]) == 60
+
+
+@pytest.mark.parametrize(
+    "policy, window, steps",
+    [("snapkv", 8, [16, 32, 37, 45]), ("snapkv", 24, [16, 29, 45]), ("tova", 8, [16, 32, 44, 45]),
+     ("h2o", 8, [16, 32, 45])],
+)  # fmt: skip
+def test_the_last_step_of_a_prompt_is_the_policys_window(
+    policy: str, window: int, steps: list[int]
+) -> None:
+    """A window longer than a chunk is observed by the chunk's queries."""
+    runner = Runner(build(kept(policy, 64, **{"retention.window_tokens": window})))
+    prompt = tokens(45)
+    for text in (prompt, prompt):  # the second finds most of the first's pages
+        request_id = runner.add(text, 2)
+        done = []
+        while not runner.outputs[request_id]:
+            runner.step()
+            done.append(runner.engine.requests[request_id].num_computed_tokens)
+        assert done == [at for at in steps if at >= done[0]], policy
+        runner.drain()
+    last = steps[-1] - steps[-2] if policy != "h2o" else 1
+    assert runner.engine.finished[request_id].num_cached_tokens == (45 - last) // 4 * 4
 
 
 def test_switching_retention_off_must_not_lose_a_request() -> None:

@@ -43,10 +43,15 @@ def _pyramid(num_layers: int, total: int, floor: int) -> np.ndarray:
     """
     least = (total - floor) / PYRAMID_BETA
     most = 2 * (total - floor) - least
-    exact = np.linspace(most, least, num_layers)
-    ends = np.rint(np.cumsum(exact)).astype(np.int64)  # rounding so never drifts from the sum
-    layers: np.ndarray = floor + np.diff(ends, prepend=0)
-    return layers
+    if num_layers == 1:
+        return np.array([total])
+    return floor + _rounded(np.linspace(most, least, num_layers))
+
+
+def _rounded(shares: np.ndarray) -> np.ndarray:
+    """Whole numbers near the shares, whose sum is the nearest to theirs."""
+    whole: np.ndarray = np.diff(np.rint(np.cumsum(shares)).astype(np.int64), prepend=0)
+    return whole
 
 
 def _adaptive(
@@ -63,5 +68,4 @@ def _adaptive(
     owner = np.repeat(np.arange(len(views)), [len(part) for part in open_scores])
     best = np.argsort(-np.concatenate(open_scores), kind="stable")[: room * len(views)]
     won = np.bincount(owner[best], minlength=len(views))
-    shares: np.ndarray = np.rint(won * (1 - ADA_FLOOR) + room * ADA_FLOOR).astype(np.int64)
-    return floor_tokens(settings) + shares
+    return floor_tokens(settings) + _rounded(won * (1 - ADA_FLOOR) + room * ADA_FLOOR)
