@@ -50,11 +50,20 @@ class FormatState:
         )
 
     def page_scale(self, spec: PageSpec, plane: str) -> Tensor | float:
-        """The shared scale of a plane, [num_layers, KV heads or 1, 1, 1], or 1.0 without one."""
+        """The shared scale of a plane, [num_layers, KV heads or 1, 1, 1], or 1.0 without one.
+
+        Raises ValueError when there are scales of other heads than the page's.
+        """
         key = plane == "k"
         shared = (spec.k if key else spec.v).shared
         if shared == "head":
-            return (self.k_head_scale if key else self.v_head_scale)[:, :, None, None]
+            scale = self.k_head_scale if key else self.v_head_scale
+            if scale.shape[1] not in (1, spec.num_kv_heads):
+                raise ValueError(
+                    f"{plane}_head_scale has {scale.shape[1]} heads, but a page holds "
+                    f"{spec.num_kv_heads}"
+                )
+            return scale[:, :, None, None]
         if shared == "tensor":
             return (self.k_scale if key else self.v_scale).view(-1, 1, 1, 1)
         return 1.0

@@ -55,13 +55,13 @@ def launch_shape(dot: tl.dtype, spec: PageSpec) -> LaunchShape:
     return LaunchShape(shape.large_tile, key.group, shape.num_warps)
 
 
-def most_registers(tile: int, spec: PageSpec) -> int:
+def most_registers(tile: int, dot: tl.dtype, spec: PageSpec) -> int:
     """Registers of a thread that a kernel may use.
 
     Said aloud, because ptxas otherwise spills a few to reach a round number of resident blocks.
     """
-    wide = spec.k.grouped and spec.head_dim > 64  # scales of every channel are held
-    return 128 if tile == SMALL_TILE and not wide else 255
+    narrow = dot != tl.float32 and spec.head_dim <= 64
+    return 128 if tile == SMALL_TILE and narrow else 255
 
 
 def attend(
@@ -120,8 +120,8 @@ class _Launch:
     ) -> None:
         spec = plan.spec
         self.q, self.plan, self.layer, self.state, self.scale = q, plan, layer, state, scale
-        dot = dot_type(q.dtype, spec)
-        self.shape = launch_shape(dot, spec)
+        self.dot = dot_type(q.dtype, spec)
+        self.shape = launch_shape(self.dot, spec)
         self.k_arena, self.v_arena = arena.view(spec.k.dtype), arena.view(spec.v.dtype)
         self.meta = arena.view(torch.float16)
         # absent tables are replaced by any pointer: the constants keep them from being read
@@ -133,7 +133,7 @@ class _Launch:
             "K": plane_of(spec, "k"),
             "PAGE": page_of(spec),
             "G": share,
-            "DOT": dot,
+            "DOT": self.dot,
             "HAS_LOG": plan.log_count is not None,
             "ROPE": plan.rope == "at_read",
         }
@@ -170,7 +170,7 @@ class _Launch:
             BLOCK_N=self.shape.block_slots,
             num_warps=self.shape.num_warps,
             num_stages=2,
-            maxnreg=most_registers(tile, plan.spec),
+            maxnreg=most_registers(tile, self.dot, plan.spec),
         )
 
     def small(self, tiles: Tiles, out: Tensor, lse: Tensor) -> None:
@@ -224,6 +224,6 @@ class _Launch:
             BLOCK_N=block,
             num_warps=self.shape.num_warps,
             num_stages=1,  # a pipelined loop would hold two tiles of queries in registers
-            maxnreg=most_registers(SMALL_TILE, spec),
+            maxnreg=most_registers(SMALL_TILE, self.dot, spec),
         )
         return total.view(plan.num_requests, -1, slots)

@@ -86,11 +86,11 @@ def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> 
         types = arenas | {"q": TYPES[query], "out": out}
         yield usage(f"attention {label} tile={tile}", attention_kernel,
                     constants | {"BLOCK_M": tile}, types, num_warps=warps,
-                    num_stages=2, maxnreg=most_registers(tile, spec))  # fmt: skip
+                    num_stages=2, maxnreg=most_registers(tile, dot, spec))  # fmt: skip
     types = arenas | {"q": TYPES[query]}
     yield usage(f"mass {label}", mass_kernel, constants | {"BLOCK_M": SMALL_TILE}, types,
                 num_warps=warps, num_stages=1,
-                maxnreg=most_registers(SMALL_TILE, spec))  # fmt: skip
+                maxnreg=most_registers(SMALL_TILE, dot, spec))  # fmt: skip
 
 
 def write(spec: PageSpec) -> dict:

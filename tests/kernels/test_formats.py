@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvkernels import reference
 from kvkernels.api import FormatState, Scratch, StepTables
+from kvkernels.formats.rotation import hadamard, hadamard_matrix
 from kvkernels.formats.turbo import codebook
 from kvkernels.layout import FORMATS, PageSpec, fitting_formats
 from kvkernels.pages import decode_pages, encode_pages, plane_view
@@ -83,14 +84,14 @@ def test_turbo_keys_keep_their_norm(bits: int) -> None:
 
 
 def test_hadamard_spreads_an_outlier_and_undoes_itself() -> None:
-    from kvkernels.formats.rotation import hadamard, hadamard_matrix
-
     one = torch.zeros(1, 64)
     one[0, 5] = 8.0
     assert torch.equal(hadamard(one).abs(), torch.ones(1, 64))
     x = like_keys(9, 128)
     torch.testing.assert_close(hadamard(hadamard(x)), x)
     torch.testing.assert_close(hadamard(x), x @ hadamard_matrix(128, x.device))
+    many = like_keys(200, 128)  # too many for numpy
+    assert torch.equal(hadamard(many)[:9], hadamard(many[:9]))
 
 
 def stream(spec: PageSpec, x: Tensor, v: Tensor, cuts: list[int], state: FormatState) -> Tensor:
@@ -205,6 +206,8 @@ def test_a_head_scale_of_another_width_is_named() -> None:
     arena = torch.zeros(spec.page_bytes, dtype=torch.uint8)
     with pytest.raises(ValueError, match="k_head_scale has 4 heads, but this step covers 2"):
         reference.write_kv(arena, plan, 0, k, k, state)
+    with pytest.raises(ValueError, match="k_head_scale has 4 heads, but a page holds 2"):
+        decode_pages(arena.view(1, -1), spec, "k", state)
     with pytest.raises(ValueError, match="k_head_scale has 4 heads, which do not divide 6 query"):
         reference.attend(torch.zeros(1, 6, 64), arena, plan, 0, softmax_scale=1.0, state=state)
 

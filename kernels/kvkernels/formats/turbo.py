@@ -8,6 +8,7 @@ TurboQuant (arXiv 2504.19874), vLLM's `turboquant_4bit_nc` and `turboquant_3bit_
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ LEVELS = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=16)  # a constant, needed by every layer of every step
 def codebook(bits: int, device: torch.device | str = "cpu") -> Tensor:
     """All levels in rising order, fp32 [2**bits]."""
     half = LEVELS[bits]
