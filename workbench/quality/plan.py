@@ -70,4 +70,4 @@ class QualityPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 # Small enough for an answer within seconds beside a running engine.
-LIVE_PLAN = QualityPlan(context=512, scored=256, num_windows=4)
+LIVE_PLAN = QualityPlan(context=512, scored=256, num_windows=2)
