@@ -124,18 +124,18 @@ class DrivenCache:
         self.manager.publish(request, request.num_computed_tokens)
 
     def evict(self, data: st.DataObject, request: Request) -> None:
-        """Whole pages, or single slots, so that the others are packed into fewer pages."""
+        """Whole pages of one group."""
         group = data.draw(st.integers(0, len(self.manager.classes) - 1))
-        stored = int(self.manager.requests[request.request_id].stored_len[group])
-        full = stored // SIZE
-        if full < 2:  # policies keep the newest page
-            return
-        if data.draw(st.booleans()):
+        full = int(self.manager.requests[request.request_id].stored_len[group]) // SIZE
+        if full >= 2:  # policies keep the newest page
             pages = data.draw(st.sets(st.integers(0, full - 2), max_size=3))
             evict_pages(self.manager, request, group, sorted(pages))
-            return
-        gone = data.draw(st.sets(st.integers(0, stored - 2), min_size=1, max_size=9))
-        kept = np.setdiff1d(np.arange(stored), sorted(gone))
+
+    def pack(self, request: Request, group: int, first: int, count: int, every: int) -> None:
+        """Single slots of one group, so that the others are packed into fewer pages."""
+        stored = int(self.manager.requests[request.request_id].stored_len[group])
+        gone = np.arange(first, stored - 1, every)[:count]
+        kept = np.setdiff1d(np.arange(stored), gone)
         keep_slots(self.manager, request, group, kept, partial(self.move, group))
         self.verify_bytes(request)
 

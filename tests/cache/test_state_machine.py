@@ -74,7 +74,7 @@ class Cache(DrivenCache, RuleBasedStateMachine):
         self.step(data, new, 3, 0)
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), left=st.integers(0, 6))
+    @rule(data=st.data(), left=st.sampled_from([0, 0, 1, 2, 4, 6]))
     def squeeze(self, data: st.DataObject, left: int) -> None:
         """A request takes all but a few pages for a while: whether one fits is a near thing."""
         wanted = data.draw(st.sampled_from(self.waiting))
@@ -90,6 +90,14 @@ class Cache(DrivenCache, RuleBasedStateMachine):
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
         self.evict(data, data.draw(st.sampled_from(self.requests)))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), first=st.integers(0, 9), count=st.integers(4, 12),
+          every=st.integers(1, 3))  # fmt: skip
+    def pack(self, data: st.DataObject, first: int, count: int, every: int) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        group = data.draw(st.integers(0, len(self.manager.classes) - 1))
+        DrivenCache.pack(self, request, group, first, count, every)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), swap=st.booleans(), evict=st.booleans())
