@@ -25,7 +25,7 @@ GROUPED_FORMATS = ("kivi4", "kivi3", "kivi2")  # numbers of several tokens share
 WEIGHT_FORMATS = ("auto", "as_stored", "int8", "bf16", "fp32")
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 RETENTION_POLICIES = (
-    "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "random",
+    "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "key-norm", "random",
 )  # fmt: skip
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both

@@ -14,6 +14,7 @@ class Careless:
     """A user's policy that fails on long requests."""
 
     needs_mass = False
+    needs_keys = False
     min_observed_tokens = 0
 
     def tail_queries(self, settings: RetentionSettings) -> int:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from kvkernels.pages import decode_pages
 
 from tests.engine.harness import Runner, build, model, pages, tokens
 from workbench.cache.retention import StoredTokens
@@ -275,3 +276,37 @@ def test_age_is_no_advantage() -> None:
     observer.mark_evicted(0, np.arange(4))
     assert observer.num_evicted == 4
     assert observer.kept_share() == pytest.approx(1 - 0.5 / observer.rate(0, 8).sum())
+
+
+@pytest.mark.parametrize("grouping", ["model", "head"])
+def test_key_norm_keeps_the_shortest_keys(grouping: str) -> None:
+    """The kept slots of each group are those whose keys, read back from the pages, are shortest."""
+    runner = Runner(build(kept("key-norm", 20, **{
+        "cache.grouping": grouping, "retention.level": "token", "retention.when": "prefill",
+        "scheduling.chunk_tokens": 64, "scheduling.token_budget": 64})))  # fmt: skip
+    prompt = tokens(60)
+    full = Runner(build({"cache.grouping": grouping, "scheduling.chunk_tokens": 64,
+                         "scheduling.token_budget": 64}))  # fmt: skip
+    request_id, other = runner.add(prompt, 2), full.add(prompt, 2)
+    runner.step()
+    full.step()
+    stack = full.engine.stack
+    for group, spec in enumerate(stack.specs.full):
+        blocks = stack.manager.requests[other].blocks(group)
+        pages = stack.store.gather(stack.pool.offset[blocks], spec)
+        keys = decode_pages(pages, spec, "k", stack.store.state(group, spec))  # [n, L, H, S, D]
+        norms = keys.norm(dim=-1).mean((1, 2)).flatten()[:60].numpy()
+        wanted = set(range(4)) | set(range(48, 60))
+        middle = sorted(range(4, 48), key=lambda at: norms[at])[: 20 - len(wanted)]
+        found = runner.engine.stack.manager.requests[request_id].positions(group)
+        assert set(found.tolist()) == wanted | set(middle)
+
+
+def test_key_norm_takes_no_prefix_it_has_not_seen() -> None:
+    runner = Runner(build(kept("key-norm", 128)))
+    first = runner.one(tokens(30), 4)
+    second = runner.add(tokens(30), 4)
+    runner.step()
+    assert runner.engine.requests[second].num_cached_tokens == 0
+    runner.drain()
+    assert runner.outputs[second] == first

@@ -24,17 +24,21 @@ class StoredTokens:
     recent: np.ndarray
     num_tokens: int
     block_size: int
+    key_norm: np.ndarray | None = None
 
 
 class RetentionPolicy(Protocol):
     """Says how much each stored token of a running request is worth keeping.
 
     Sinks, window, budget and level (token or page) are the engine's: a policy only gives scores.
-    `needs_mass`: attention mass has to be observed at every step. `min_observed_tokens`: queries
-    that must have been observed before it decides; a prefix hit is cut to leave that many.
+    `needs_mass`: attention mass has to be observed at every step. `needs_keys`: so have the keys,
+    and a prefix that others computed is no hit, because its keys were not seen.
+    `min_observed_tokens`: queries that must have been observed before it decides; a prefix hit is
+    cut to leave that many.
     """
 
     needs_mass: bool
+    needs_keys: bool
     min_observed_tokens: int
 
     def tail_queries(self, settings: RetentionSettings) -> int:

@@ -15,6 +15,7 @@ from workbench.structural.retention.policies import (
     AttentionMass,
     HeavyHitters,
     KeepAll,
+    KeyNorm,
     Random,
     SinkWindow,
     SnapKV,
@@ -35,6 +36,7 @@ def builtin_registry() -> Registry:
     registry.register("retention", "h2o", HeavyHitters)
     registry.register("retention", "snapkv", SnapKV)
     registry.register("retention", "tova", Tova)
+    registry.register("retention", "key-norm", KeyNorm)
     registry.register("retention", "random", Random)
     registry.register("codec", "none", lambda: None)
     registry.register("codec", "planes+zstd", BytePlanes)

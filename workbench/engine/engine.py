@@ -42,6 +42,7 @@ from workbench.temporal.scheduling.scheduler import Scheduler
 from workbench.temporal.scheduling.step import SchedulerOutput
 
 THRASH_PREEMPTIONS = 3  # so many in the metrics' window are told of
+NO_HITS = 1 << 30  # tokens that a hit would have to leave to compute
 WAIT_FOR_LOADS_S = 0.001  # a step that has only loads to wait for gives its core away for so long
 
 
@@ -154,7 +155,8 @@ class Engine:
         policy, tail = self.retainer.policy, self.retainer.tail_tokens()
         self.scheduler.tail_tokens = tail
         self.stack.manager.max_open_pages = max_open_pages(self.config)
-        self.stack.manager.min_new_tokens = max(1, policy.min_observed_tokens, tail or 0)
+        least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
+        self.stack.manager.min_new_tokens = max(1, least, tail or 0)
 
     def _order_rows(self, name: str) -> None:
         """Which cached row goes first; what is cached already enters by age."""
@@ -201,10 +203,11 @@ class Engine:
         self.recorder.scheduled()
         if out.scheduled:
             batch = make_batch(list(out.scheduled.values()), tapping=self.tap is not None)
-            logits, mass = self.stack.runner.run(
-                batch, mass=self.retainer.wants_mass(self.num_steps)
+            runner, policy = self.stack.runner, self.retainer.policy
+            logits, mass = runner.run(
+                batch, mass=self.retainer.wants_mass(self.num_steps), norms=policy.needs_keys
             )
-            self.recorder.ran(self.stack.runner.timing)
+            self.recorder.ran(runner.timing)
             self._update(batch, logits, mass)
             self._measure(batch)
         elif self.fetcher.num_pending:
@@ -236,6 +239,8 @@ class Engine:
     def _update(self, batch: ForwardBatch, logits: torch.Tensor, mass: torch.Tensor | None) -> None:
         if mass is not None:
             self.retainer.observe(batch, mass.numpy())
+        if self.stack.runner.key_norms is not None:
+            self.retainer.observe_keys(batch, self.stack.runner.key_norms)
         commit(self, batch)
         logits = hand_out(self.tap, batch, logits)
         tokens = sample(logits, batch.logit_requests)

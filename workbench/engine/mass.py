@@ -52,3 +52,15 @@ def by_group(geometry: Geometry, masses: list[list[Tensor]], num_heads: int) -> 
         heads = split.shape[2] * share * len(parts)
         joined[:, list(layer_set.groups), : total.shape[-1]] = split.sum(2) / heads
     return joined
+
+
+def mean_norms(geometry: Geometry, lengths: list[list[Tensor]]) -> np.ndarray:
+    """Mean key length over a group's layers and heads, float32 [N, num_groups].
+
+    `lengths`: of each layer set, one [N, Hkv] a layer.
+    """
+    joined = np.zeros((lengths[0][0].shape[0], len(geometry.groups)), np.float32)
+    for layer_set, parts in zip(geometry.layer_sets, lengths, strict=True):
+        mean = torch.stack(parts).mean(0).unflatten(1, (len(layer_set.groups), -1)).mean(-1)
+        joined[:, list(layer_set.groups)] = mean.cpu().numpy()
+    return joined

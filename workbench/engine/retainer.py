@@ -89,6 +89,14 @@ class Retainer:
             rates = observer.page_rates(positions, stored, size)
             pool.mass[blocks.table[:, :width][held]] = rates[held]
 
+    def observe_keys(self, batch: ForwardBatch, norms: np.ndarray) -> None:
+        """Add the key lengths of a step's new tokens, float [N, num_groups]."""
+        ends = np.cumsum(batch.q_lens)
+        for row, request in enumerate(batch.requests):
+            new = slice(int(ends[row] - batch.q_lens[row]), int(ends[row]))
+            key_norm = self.observers[request.request_id].key_norm
+            key_norm[:, batch.positions[new]] = norms[new].T
+
     def retain(self, request: Request) -> None:
         """Evict what the policy chooses from a running request."""
         settings = self._engine.config.retention

@@ -12,7 +12,7 @@ from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
-from workbench.engine.mass import by_group, join_classes
+from workbench.engine.mass import by_group, join_classes, mean_norms
 from workbench.model.decoder import Decoder
 from workbench.request import Request
 
@@ -103,19 +103,24 @@ class ModelRunner:
         self.store = store
         self.clock = clock
         self.timing = StepTiming()
+        self.key_norms: np.ndarray | None = None  # of the newest step, where they were asked for
         self._scale = geometry.head_dim**-0.5
         self._place = [geometry.layer_set_of(layer) for layer in range(geometry.num_layers)]
 
     @torch.inference_mode()
-    def run(self, batch: ForwardBatch, *, mass: bool) -> tuple[Tensor, Tensor | None]:
+    def run(
+        self, batch: ForwardBatch, *, mass: bool, norms: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """(logits fp32 [M, vocab], mass or None).
 
         mass: fp32 [R, num_groups, T] by stored slot, averaged over a group's layers and heads.
+        With `norms`, `key_norms` holds the length of each new key, alike: float [N, num_groups].
         """
         started = self.clock.now_s()
         self.timing = StepTiming()
         plans = self._plans(batch)
         masses: list[list[Tensor]] = [[] for _ in self.geometry.layer_sets]
+        lengths: list[list[Tensor]] = [[] for _ in self.geometry.layer_sets]
         kernels, store = self.store.kernels, self.store
         manager = self.manager
 
@@ -123,6 +128,8 @@ class ModelRunner:
             begun = self.clock.now_s()
             layer_set, local = self._place[layer]
             group = layer_set.groups[0]
+            if norms:
+                lengths[layer_set.index].append(torch.linalg.vector_norm(k.float(), dim=-1))
             parts = []
             for tables, plan in plans[layer_set.index]:
                 state = store.state(group, manager.pool.classes[tables.cls])
@@ -152,6 +159,7 @@ class ModelRunner:
             torch.from_numpy(batch.logit_rows).to(device),
         )
         self.timing.forward_s = self.clock.now_s() - started
+        self.key_norms = mean_norms(self.geometry, lengths) if norms else None
         if not mass:
             return logits, None
         return logits, by_group(self.geometry, masses, self.decoder.arch.num_heads)

@@ -10,13 +10,14 @@ class MassObserver:
 
     `mass` float [num_groups, tokens]: attention a token received, averaged over a group's layers
     and query heads. `seen`: queries that could see it while mass was observed. `recent`: mass per
-    query of the newest observed step.
+    query of the newest observed step. `key_norm`: length of the token's key (where it is observed).
     """
 
     def __init__(self, num_groups: int, max_tokens: int) -> None:
         self.mass = np.zeros((num_groups, max_tokens), np.float32)
         self.seen = np.zeros((num_groups, max_tokens), np.int32)
         self.recent = np.zeros((num_groups, max_tokens), np.float32)
+        self.key_norm = np.zeros((num_groups, max_tokens), np.float32)
         self.evicted = np.zeros((num_groups, max_tokens), bool)
         self.num_observed = 0
         self._kept = np.ones(num_groups)
@@ -50,8 +51,15 @@ class MassObserver:
         """What a policy sees of a group's stored tokens."""
         mass = self.mass[group, positions]
         rate = mass / np.maximum(self.seen[group, positions], 1)
-        recent = self.recent[group, positions]
-        return StoredTokens(positions, mass, rate, recent, num_tokens, block_size)
+        return StoredTokens(
+            positions,
+            mass,
+            rate,
+            self.recent[group, positions],
+            num_tokens,
+            block_size,
+            self.key_norm[group, positions],
+        )
 
     def page_rates(self, positions: np.ndarray, stored: np.ndarray, block_size: int) -> np.ndarray:
         """Mean rate over each page's tokens, float [num_groups, pages].

@@ -12,6 +12,7 @@ class _Policy:
     """Defaults: nothing has to be observed."""
 
     needs_mass = False
+    needs_keys = False
     min_observed_tokens = 0
 
     def tail_queries(self, settings: RetentionSettings) -> int:
@@ -105,6 +106,20 @@ class Tova(_Policy):
     def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
         """Attention of the newest query."""
         return tokens.recent
+
+
+class KeyNorm(_Policy):
+    """Keeps the tokens whose keys are short: they are read most.
+
+    Source: Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression.
+    """
+
+    needs_keys = True
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Short keys are worth more."""
+        assert tokens.key_norm is not None, "needs_keys asks for them"
+        return -tokens.key_norm
 
 
 class Random(_Policy):
