@@ -45,13 +45,14 @@ def test_a_scheme_without_a_format_says_so(monkeypatch):
 
 def test_the_interval_of_a_ratio_holds_it():
     draw = np.random.default_rng(0)
-    twin = draw.gamma(0.5, 1, 512)
 
-    def scores(kl: np.ndarray) -> list[TokenScores]:
-        zeros = np.zeros(len(kl))
-        return [TokenScores(zeros, zeros == 0, kl, *[zeros] * 6)]
+    def scores(rows: np.ndarray) -> list[TokenScores]:
+        zeros = np.zeros(rows.shape[1])
+        return [TokenScores(zeros, zeros == 0, kl, *[zeros] * 6) for kl in rows]
 
+    twin = draw.gamma(0.5, 1, (8, 512))
     low, high = bench.ratio_interval(scores(2 * twin), scores(twin))
     assert low == pytest.approx(2) and high == pytest.approx(2)
-    low, high = bench.ratio_interval(scores(draw.gamma(0.5, 1, 512)), scores(twin))
+    low, high = bench.ratio_interval(scores(draw.gamma(0.5, 1, (8, 512))), scores(twin))
     assert low < 1 < high
+    assert bench.ratio_interval(scores(twin[:1]), scores(twin[:1])) is None
