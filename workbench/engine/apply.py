@@ -12,6 +12,7 @@ from workbench.config import (
     get_setting,
     replace_settings,
 )
+from workbench.engine.binding import bind_settings
 from workbench.engine.cache_stack import group_specs, make_geometry, plan_slabs
 from workbench.engine.recode import count_resident, forecast, recode
 from workbench.engine.retainer import slots_needed
@@ -210,7 +211,7 @@ def _apply_hot(engine: "Engine") -> None:
     scheduler.settings = config.scheduling
     scheduler.order = engine.registry.create("order", config.scheduling.order)
     engine.retainer.policy = engine.registry.create("retention", config.retention.policy)
-    engine.bind_settings()
+    bind_settings(engine)
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from workbench.cache.eviction_order import RankedRows
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
 from workbench.engine import integrity
+from workbench.engine.binding import bind_settings
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.byte_guard import ByteGuard
-from workbench.engine.cache_stack import CacheStack, build_stack, max_open_pages
+from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.commit import commit
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
@@ -42,7 +42,6 @@ from workbench.temporal.scheduling.scheduler import Scheduler
 from workbench.temporal.scheduling.step import SchedulerOutput
 
 THRASH_PREEMPTIONS = 3  # so many in the metrics' window are told of
-NO_HITS = 1 << 30  # tokens that a hit would have to leave to compute
 WAIT_FOR_LOADS_S = 0.001  # a step that has only loads to wait for gives its core away for so long
 
 
@@ -142,28 +141,7 @@ class Engine:
         self.scheduler.bind(stack.manager, self.fetcher)
         stack.pool.step = self.num_steps
         self.log.block_size = self.config.cache.block_size
-        self.bind_settings()
-
-    def bind_settings(self) -> None:
-        """Hand hot settings to those who use them."""
-        cache, tiers = self.config.cache, self.config.tiers
-        self.fetcher.gate = tiers.gate
-        self.fetcher.enabled = tiers.dram_mib > 0 or tiers.disk_mib > 0
-        self.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
-        self.stack.manager.keys.reuse_recoded = cache.reuse == "recoded"
-        self._order_rows(cache.eviction)
-        policy, tail = self.retainer.policy, self.retainer.tail_tokens()
-        self.scheduler.tail_tokens = tail
-        self.stack.manager.max_open_pages = max_open_pages(self.config)
-        least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
-        self.stack.manager.min_new_tokens = max(1, least, tail or 0)
-
-    def _order_rows(self, name: str) -> None:
-        """Which cached row goes first; what is cached already enters by age."""
-        pool = self.stack.pool
-        if pool.order_name != name:
-            order = self.registry.create("eviction", name, len(pool.ref_cnt))
-            pool.order_name, pool.ranked = name, None if name == "lru" else RankedRows(pool, order)
+        bind_settings(self)
 
     # ---- requests
 

@@ -1,0 +1,35 @@
+"""Hands settings that take effect at once to those who use them."""
+
+from typing import TYPE_CHECKING
+
+from workbench.cache.eviction_order import RankedRows
+from workbench.engine.cache_stack import max_open_pages
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+NO_HITS = 1 << 30  # tokens that a hit would have to leave to compute
+
+
+def bind_settings(engine: "Engine") -> None:
+    """Bring fetcher, scheduler, manager and pool to the engine's config."""
+    cache, tiers = engine.config.cache, engine.config.tiers
+    engine.fetcher.gate = tiers.gate
+    engine.fetcher.enabled = tiers.dram_mib > 0 or tiers.disk_mib > 0
+    engine.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
+    policy, tail = engine.retainer.policy, engine.retainer.tail_tokens()
+    engine.scheduler.tail_tokens = tail
+    manager = engine.stack.manager
+    manager.keys.reuse_recoded = cache.reuse == "recoded"
+    manager.max_open_pages = max_open_pages(engine.config)
+    least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
+    manager.min_new_tokens = max(1, least, tail or 0)
+    _order_rows(engine, cache.eviction)
+
+
+def _order_rows(engine: "Engine", name: str) -> None:
+    """Which cached row goes first; what is cached already enters by age."""
+    pool = engine.stack.pool
+    if pool.order_name != name:
+        order = engine.registry.create("eviction", name, len(pool.ref_cnt))
+        pool.order_name, pool.ranked = name, None if name == "lru" else RankedRows(pool, order)
