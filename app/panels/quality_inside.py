@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from app.panels.page import Page, current_page
-from app.panels.quality_jobs import jobs_of, start_job, sweep_plan
+from app.panels.quality_jobs import jobs_of, start_job
 from app.panels.quality_results import PLOT_CONFIG, chosen_result
 from app.quality.figures import (
     heads_figure,
@@ -17,7 +17,9 @@ from app.quality.figures import (
 from app.quality.jobs import Result
 from app.text import Texts
 from app.text.sentences import escape
+from workbench.config import WEIGHT_FORMATS
 from workbench.quality.job_protocol import NamedSetting, ProbesLine
+from workbench.quality.plan import QualityPlan
 
 SPACES = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥"})
 
@@ -60,7 +62,25 @@ def look_inside() -> None:
     result = chosen_result(page)
     if result is not None:
         setting = NamedSetting(name=result.report.name, changes=result.report.changes)
-        start_job(page, [setting], sweep_plan(page, "live", needle=True), "inside", probes=True)
+        start_job(page, [setting], same_plan(result), "inside", probes=True)
+
+
+def same_plan(result: Result) -> QualityPlan:
+    """The text on which a report was measured, so that its point stays comparable; and needles."""
+    report = result.report
+    return QualityPlan(
+        context=report.context,
+        scored=len(report.kl_by_offset),
+        num_windows=report.num_windows,
+        seed=report.seed,
+        weight_format=_weights(result),
+        needle=True,
+    )
+
+
+def _weights(result: Result) -> str:
+    """Weight format of a report, as a plan names it."""
+    return result.weight_format if result.weight_format in WEIGHT_FORMATS else "bf16"
 
 
 def _title(texts: Texts, key: str, basis: str) -> None:

@@ -29,11 +29,19 @@ def show_sweep(page: Page) -> None:
     """Choices of a sweep and its button."""
     texts = page.texts
     names = [setting.name for setting in format_settings()]
+    if FORMATS_KEY not in st.session_state:
+        st.session_state[FORMATS_KEY] = names
     st.markdown(f"**{texts('quality.sweep')}**", help=texts("quality.sweep_help"))
     st.pills(
-        texts("quality.formats"), names, selection_mode="multi", default=names, key=FORMATS_KEY,
+        texts("quality.formats"), names, selection_mode="multi", key=FORMATS_KEY,
         format_func=lambda name: format_label(page, name), disabled=page.locked,
     )  # fmt: skip
+    with st.container(horizontal=True, gap="small", key="sweep_which"):
+        for which in ("all", "none"):
+            st.button(
+                texts(f"quality.{which}"), key=f"sweep_{which}", type="tertiary",
+                on_click=choose_formats, args=(which,), disabled=page.locked,
+            )  # fmt: skip
     st.pills(
         texts("quality.retention"), _policies(), selection_mode="multi", key=KEEP_KEY,
         format_func=lambda name: value_text(texts, "retention.policy", name),
@@ -66,6 +74,13 @@ def show_sweep(page: Page) -> None:
         texts("quality.run_sweep"), key="quality_sweep", on_click=run_sweep, width="stretch",
         disabled=page.locked or jobs_of(page).status.running,
     )  # fmt: skip
+
+
+def choose_formats(which: str) -> None:
+    """Callback: choose every format, or none."""
+    current_page()
+    names = [setting.name for setting in format_settings()] if which == "all" else []
+    st.session_state[FORMATS_KEY] = names
 
 
 def format_label(page: Page, name: str) -> str:

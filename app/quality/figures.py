@@ -64,23 +64,25 @@ def needle_figure(texts: Texts, report: ReportView) -> go.Figure:
         )  # fmt: skip
     figure.add_hline(y=BLIND_NATS, line={"color": "rgba(128,128,128,.8)", "dash": "dot"},
                      annotation_text=texts("quality.blind"), annotation_font_size=11)  # fmt: skip
-    return _layout(
-        figure, texts("quality.axis_depth"), texts("quality.axis_needle"), barmode="group"
-    )
+    _layout(figure, texts("quality.axis_depth"), texts("quality.axis_needle"), barmode="group")
+    figure.update_xaxes(type="category")
+    return figure
 
 
 def heat_figure(
     values: list[list[float]], x: str, y: str, hover: str, top: float | None = None
 ) -> go.Figure:
-    """Layers from top to bottom, heads from left to right, one hue."""
+    """Layers from top to bottom, heads from left to right, one hue; without `top` from 0 up."""
+    flat = [value for row in values for value in row]
+    low, high = (0.0, max(flat)) if top is None else (min(flat), top)
     figure = go.Figure(
         go.Heatmap(
-            z=values, colorscale=HUE, zmin=0 if top is None else None, hovertemplate=hover,
-            zmax=top, xgap=1, ygap=1, colorbar={"thickness": 10, "tickfont": {"size": 10}},
+            z=values, colorscale=HUE, zmin=low, zmax=high, hovertemplate=hover,
+            xgap=1, ygap=1, colorbar={"thickness": 10, "tickfont": {"size": 10}},
         )
     )  # fmt: skip
     _layout(figure, x, y, height=max(220, 90 + 9 * len(values)))
-    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_yaxes(autorange="reversed", showgrid=False, dtick=_every(len(values)))
     figure.update_xaxes(dtick=1, showgrid=False)
     return figure
 
@@ -102,7 +104,14 @@ def noise_figure(texts: Texts, probes: ProbesLine) -> go.Figure:
             line={"color": colour, "dash": dash}, marker={"symbol": symbol, "size": 6},
             hovertemplate=texts("quality.hover_noise"),
         )  # fmt: skip
-    return _layout(figure, texts("quality.axis_layer"), texts("quality.axis_noise"))
+    _layout(figure, texts("quality.axis_layer"), texts("quality.axis_noise"))
+    figure.update_xaxes(dtick=_every(len(probes.k_snr_db)))
+    return figure
+
+
+def _every(num_layers: int) -> int:
+    """Layers between two labels."""
+    return 1 if num_layers <= 10 else 5
 
 
 def head_counts(model: ModelLine) -> list[int]:
@@ -125,14 +134,15 @@ def heads_figure(texts: Texts, model: ModelLine) -> go.Figure:
         go.Bar(
             y=[texts("quality.kv_heads_own" if mine else "quality.kv_heads", n=count)
                for count, mine in zip(counts, own, strict=True)],
-            x=sizes, orientation="h", textposition="auto",
+            x=sizes, orientation="h", textposition="outside", cliponaxis=False,
             marker={"color": [BLUE if mine else "rgba(128,128,128,.45)" for mine in own]},
             text=[texts("quality.kv_heads_text", size=f"{size:,}", ratio=f"{most / size:.3g}")
-                  for size in sizes],
+                  if size < most else f"{size:,} B" for size in sizes],
             hoverinfo="skip",
         )
     )  # fmt: skip
     _layout(figure, texts("quality.axis_layer_bytes"), "", height=200)
     figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(range=[0, 1.35 * most])
     figure.update_layout(margin={"l": 150, "r": 12, "t": 8, "b": 40})
     return figure

@@ -24,17 +24,17 @@ WAIT_MS = 40_000  # the machine may be busy
 
 
 class Dashboard:
-    """`streamlit run app` on a free port, with a small random model."""
+    """`streamlit run app` on a free port, with a small random model, or with `weights`."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, layers: str = "2", weights: Path | None = None) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/"
         self.log = cache / "server.log"
         env = os.environ | {
-            "KV_WORKBENCH_RANDOM_LAYERS": "2", "KV_WORKBENCH_CACHE": str(cache),
-            "OMP_NUM_THREADS": "1",
+            "KV_WORKBENCH_RANDOM_LAYERS": layers, "OMP_NUM_THREADS": "1",
+            "KV_WORKBENCH_CACHE": str(weights.parent if weights else cache),
         }  # fmt: skip
         env.pop("PYTHONPATH", None)  # a user's shell has none
         command = [sys.executable, "-m", "streamlit", "run", "app", "--server.port",
@@ -53,6 +53,10 @@ class Dashboard:
 
     def engine_pid(self) -> int:
         """Process id of the engine, the server's child."""
+        return self.child_pid(b"workbench.engine.process.server")
+
+    def child_pid(self, module: bytes) -> int:
+        """Process id of the server's child that runs a module."""
         for status in Path("/proc").glob("[0-9]*/status"):
             try:
                 parent = next(line for line in status.read_text().splitlines()
@@ -60,10 +64,9 @@ class Dashboard:
                 command = (status.parent / "cmdline").read_bytes()
             except (OSError, StopIteration):
                 continue
-            is_engine = b"workbench.engine.process.server" in command
-            if is_engine and int(parent.split()[1]) == self.process.pid:
+            if module in command and int(parent.split()[1]) == self.process.pid:
                 return int(status.parent.name)
-        raise AssertionError("the engine process is not there")
+        raise AssertionError(f"the process of {module.decode()} is not there")
 
     def close(self) -> None:
         """Ctrl-C, as a user ends it."""
