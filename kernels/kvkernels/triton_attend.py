@@ -55,12 +55,12 @@ def launch_shape(dot: tl.dtype, spec: PageSpec) -> LaunchShape:
     return LaunchShape(shape.large_tile, key.group, shape.num_warps)
 
 
-def most_registers(tile: int, dot: tl.dtype, spec: PageSpec) -> int:
+def most_registers(tile: int, dot: tl.dtype, spec: PageSpec, rope: bool) -> int:
     """Registers of a thread that a kernel may use.
 
     Said aloud, because ptxas otherwise spills a few to reach a round number of resident blocks.
     """
-    narrow = dot != tl.float32 and spec.head_dim <= 64
+    narrow = dot != tl.float32 and spec.head_dim <= 64 and not rope
     return 128 if tile == SMALL_TILE and narrow else 255
 
 
@@ -138,6 +138,10 @@ class _Launch:
             "ROPE": plan.rope == "at_read",
         }
 
+    def most_registers(self, tile: int) -> int:
+        """Registers of a thread for tiles of this size."""
+        return most_registers(tile, self.dot, self.plan.spec, self.plan.rope == "at_read")
+
     def attention(
         self, tiles: Tensor, out: Tensor, lse: Tensor, splits: int, split_slots: int, tile: int
     ) -> None:
@@ -170,7 +174,7 @@ class _Launch:
             BLOCK_N=self.shape.block_slots,
             num_warps=self.shape.num_warps,
             num_stages=2,
-            maxnreg=most_registers(tile, self.dot, plan.spec),
+            maxnreg=self.most_registers(tile),
         )
 
     def small(self, tiles: Tiles, out: Tensor, lse: Tensor) -> None:
@@ -224,6 +228,6 @@ class _Launch:
             BLOCK_N=block,
             num_warps=self.shape.num_warps,
             num_stages=1,  # a pipelined loop would hold two tiles of queries in registers
-            maxnreg=most_registers(SMALL_TILE, self.dot, spec),
+            maxnreg=self.most_registers(SMALL_TILE),
         )
         return total.view(plan.num_requests, -1, slots)

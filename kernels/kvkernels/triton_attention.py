@@ -11,7 +11,7 @@ group. K and V are a `Plane` each, PAGE a `Page`.
 import triton
 import triton.language as tl
 
-from kvkernels.triton_ops import add_values, load_queries, score_tile
+from kvkernels.triton_ops import add_values, load_queries, mean_values, score_tile
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -34,8 +34,7 @@ def attention_kernel(
     key, value, rope = (k_arena, meta, table), (v_arena, meta, table), (pos, cos, sin)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    low0 = tl.zeros([BLOCK_M], tl.float32)
-    low1 = tl.zeros([BLOCK_M], tl.float32)
+    low0, low1 = total, total
     acc0 = tl.zeros([BLOCK_M, PAGE.half], tl.float32)
     acc1 = tl.zeros([BLOCK_M, PAGE.half], tl.float32)
     begin = split * split_slots
@@ -57,18 +56,9 @@ def attention_kernel(
         acc0, acc1, low0, low1 = add_values(
             (acc0, acc1, low0, low1), p, decay, value, base, head, inner, live, V, PAGE, DOT
         )
+    v_shared = tl.load(v_scale + layer)
     safe = tl.where(total > 0, total, 1.0)
-    factor = V.factor / safe
-    if V.shared == 1:
-        factor = factor * tl.load(v_scale + layer)
-    first = acc0 * factor[:, None]
-    second = acc1 * factor[:, None]
-    if V.fold > 1:
-        first += (low0 / safe)[:, None]
-        if V.fold == 4:
-            second += (low1 / safe)[:, None]
-        else:
-            second += (low0 / safe)[:, None]
+    first, second = mean_values((acc0, acc1, low0, low1), safe, v_shared, V)
     place = split * split_stride + at
     where = place[:, None].to(tl.int64) * (2 * PAGE.half) + tl.arange(0, PAGE.half)[None, :]
     tl.store(out + where, first.to(out.dtype.element_ty), mask=real[:, None])

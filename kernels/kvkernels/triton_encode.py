@@ -92,6 +92,15 @@ def affine_numbers(top, low, LEVELS: tl.constexpr):
 
 
 @triton.jit
+def count_outside(first, second, live, most, saturated):
+    """Add the numbers beyond +-most to a counter."""
+    outside = ((tl.abs(first) > most) & live[:, None]).to(tl.int32)
+    outside += ((tl.abs(second) > most) & live[:, None]).to(tl.int32)
+    count = tl.sum(tl.sum(outside, 1), 0)
+    tl.atomic_add(saturated, count.to(tl.int64), mask=count > 0)
+
+
+@triton.jit
 def store_fp8(
     ptr, meta, place, live, first, second, shared, saturated, P: tl.constexpr, HALF: tl.constexpr
 ):
@@ -107,10 +116,7 @@ def store_fp8(
     first = divide(first, shared)
     second = divide(second, shared)
     if P.fold == 0:
-        outside = ((tl.abs(first) > TOP) & live[:, None]).to(tl.int32)
-        outside += ((tl.abs(second) > TOP) & live[:, None]).to(tl.int32)
-        count = tl.sum(tl.sum(outside, 1), 0)
-        tl.atomic_add(saturated, count.to(tl.int64), mask=count > 0)
+        count_outside(first, second, live, TOP, saturated)
     where = at[:, None] + tl.arange(0, HALF)[None, :]
     one = fp8_code(clamp(first, -TOP, TOP), MANTISSA).to(tl.int8)
     two = fp8_code(clamp(second, -TOP, TOP), MANTISSA).to(tl.int8)
@@ -187,6 +193,21 @@ def block_codes(x, meta, at, live, P: tl.constexpr, PAGE: tl.constexpr):
     places = at[:, None] + (tl.arange(0, PAIRS) * PAGE.slots)[None, :]
     tl.store(meta + places, both, mask=live[:, None])
     return tl.reshape(codes, [ROWS, PAGE.half])
+
+
+@triton.jit
+def store_nvfp4(
+    ptr, meta, place, live, first, second, shared, saturated, P: tl.constexpr, PAGE: tl.constexpr
+):
+    """E2M1 codes in blocks; counts what no block scale reaches."""
+    at, kinds_at = place
+    first = divide(first, shared)
+    second = divide(second, shared)
+    count_outside(first, second, live, 2688.0, saturated)
+    one = block_codes(first, meta, kinds_at, live, P, PAGE)
+    kinds_at += PAGE.half // P.group // 2 * PAGE.slots
+    two = block_codes(second, meta, kinds_at, live, P, PAGE)
+    store_codes(ptr, at, live, one, two, PAGE.half, P.bits)
 
 
 @triton.jit
@@ -275,13 +296,4 @@ def store_tile(
         two = token_codes(second, meta, head_at + HALF, P, PAGE)
         store_codes(ptr, at, live, one, two, HALF, P.bits)
     else:
-        first = divide(first, shared)
-        second = divide(second, shared)
-        outside = ((tl.abs(first) > 2688.0) & live[:, None]).to(tl.int32)
-        outside += ((tl.abs(second) > 2688.0) & live[:, None]).to(tl.int32)
-        count = tl.sum(tl.sum(outside, 1), 0)
-        tl.atomic_add(saturated, count.to(tl.int64), mask=count > 0)
-        one = block_codes(first, meta, kinds_at, live, P, PAGE)
-        kinds_at += HALF // P.group // 2 * PAGE.slots
-        two = block_codes(second, meta, kinds_at, live, P, PAGE)
-        store_codes(ptr, at, live, one, two, HALF, P.bits)
+        store_nvfp4(ptr, meta, (at, kinds_at), live, first, second, shared, saturated, P, PAGE)

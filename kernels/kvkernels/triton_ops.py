@@ -201,3 +201,20 @@ def add_values(
     acc0 = tl.dot(p0.to(DOT), v0, acc0 * decay[:, None], input_precision="ieee")
     acc1 = tl.dot(p1.to(DOT), v1, acc1 * decay[:, None], input_precision="ieee")
     return acc0, acc1, low0, low1
+
+
+@triton.jit
+def mean_values(acc, total, shared, P: tl.constexpr):
+    """Divide the sums of `add_values` by the total weight; two halves of the result."""
+    acc0, acc1, low0, low1 = acc
+    factor = P.factor / total
+    if P.shared == 1:
+        factor = factor * shared
+    first = acc0 * factor[:, None]
+    second = acc1 * factor[:, None]
+    if P.fold > 1:
+        if P.fold == 2:
+            low1 = low0
+        first += (low0 / total)[:, None]
+        second += (low1 / total)[:, None]
+    return first, second

@@ -78,30 +78,17 @@ def make_plan(
     check_twins(spec, rope)
     check_tables(tables, rope, rope_table, spec)
     host = HostRows(spec, tables)
-    request, group = np.divmod(np.arange(host.num_rows), host.num_groups)
-    fields = np.stack(
-        [
-            host.starts[request],
-            host.q,
-            host.kv,
-            host.new_lens[request],
-            host.new_starts[request],
-            group,
-        ],
-        1,
-    )
     write_pages, write_slots, write_tokens = host.new_slots(spec.block_size)
     longs = _to_device(device, np.maximum(host.pages, 0), write_pages)
-    ints = [fields, write_slots, write_tokens]
+    ints = [_row_table(host), write_slots, write_tokens]
     if rope == "at_read" and tables.pos is not None:
         ints.append(host.flat(tables.pos))
     ints_on = _to_device(device, *[x.astype(np.int32) for x in ints])
-    log_count = None
+    log_count = query_pos = None
     if tables.log_count is not None:
-        log_count = torch.from_numpy(host.flat(tables.log_count).astype(np.float32)).to(device)
-    query_pos = None
+        log_count = _to_device(device, host.flat(tables.log_count).astype(np.float32))[0]
     if rope == "at_read" and tables.query_pos is not None:
-        query_pos = torch.from_numpy(tables.query_pos.astype(np.int64)).to(device)
+        query_pos = _to_device(device, tables.query_pos.astype(np.int64))[0]
     return Plan(
         spec=spec,
         tables=tables,
@@ -123,6 +110,13 @@ def make_plan(
         num_splits=num_splits,
         tiles={},
     )
+
+
+def _row_table(host: HostRows) -> np.ndarray:
+    """Six numbers a row, see `triton_attention`."""
+    request, group = np.divmod(np.arange(host.num_rows), host.num_groups)
+    news = host.new_lens[request], host.new_starts[request]
+    return np.stack([host.starts[request], host.q, host.kv, *news, group], 1)
 
 
 def cut_tiles(plan: Plan, share: int, large: int) -> Tiles:

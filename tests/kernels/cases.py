@@ -89,11 +89,7 @@ def build(case: Case) -> World:
                 nth += 1
     state = FormatState.from_spec(spec)
     state.k_scale[LAYER], state.v_scale[LAYER] = 0.5, 0.25
-    if groups == 1:
-        state.k_head_scale[LAYER] = 0.25 + torch.arange(case.heads) / 4
-        state.v_head_scale[LAYER] = 1.5 - torch.arange(case.heads) / 4
-    else:
-        state.k_head_scale, state.v_head_scale = torch.full((2, 2, 1), 0.75).unbind(0)
+    _set_head_scales(state, case.heads, groups)
     pages = torch.zeros(order.size, spec.page_bytes, dtype=torch.uint8)
     for plane in ("k", "v"):
         shape = (order.size, spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
@@ -121,6 +117,15 @@ def build(case: Case) -> World:
         case, pages.view(-1), state, tables, random(kv_heads * case.share), random(kv_heads),
         random(kv_heads), rope_table(case.dim) if case.rope else None,
     )  # fmt: skip
+
+
+def _set_head_scales(state: FormatState, heads: int, groups: int) -> None:
+    """Head scales that differ; one for all where several groups would need more than a page's."""
+    if groups == 1:
+        state.k_head_scale[LAYER] = 0.25 + torch.arange(heads) / 4
+        state.v_head_scale[LAYER] = 1.5 - torch.arange(heads) / 4
+    else:
+        state.k_head_scale, state.v_head_scale = torch.full((2, 2, 1), 0.75).unbind(0)
 
 
 def _poison(

@@ -79,18 +79,18 @@ def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> 
     constants = planes(spec) | {"G": share, "DOT": dot, "HAS_LOG": False, "ROPE": False}
     shape = launch_shape(dot, spec)
     constants |= flags | {"BLOCK_N": shape.block_slots}
-    warps = shape.num_warps
+    warps, rope = shape.num_warps, bool(constants["ROPE"])
     arenas = {"k_arena": TYPES[spec.k.dtype], "v_arena": TYPES[spec.v.dtype]}
     label = f"{spec.label} D={spec.head_dim} q={str(query)[6:]} {flags or ''}"
     for tile, out in ((SMALL_TILE, "*fp32"), (shape.large_tile, TYPES[query])):
         types = arenas | {"q": TYPES[query], "out": out}
         yield usage(f"attention {label} tile={tile}", attention_kernel,
                     constants | {"BLOCK_M": tile}, types, num_warps=warps,
-                    num_stages=2, maxnreg=most_registers(tile, dot, spec))  # fmt: skip
+                    num_stages=2, maxnreg=most_registers(tile, dot, spec, rope))  # fmt: skip
     types = arenas | {"q": TYPES[query]}
     yield usage(f"mass {label}", mass_kernel, constants | {"BLOCK_M": SMALL_TILE}, types,
                 num_warps=warps, num_stages=1,
-                maxnreg=most_registers(SMALL_TILE, dot, spec))  # fmt: skip
+                maxnreg=most_registers(SMALL_TILE, dot, spec, rope))  # fmt: skip
 
 
 def write(spec: PageSpec) -> dict:
