@@ -220,6 +220,21 @@ def test_switching_retention_off_must_not_lose_a_request() -> None:
     assert len(runner.outputs[request_id]) == 180
 
 
+def test_a_longer_chunk_must_not_lose_a_request() -> None:
+    """Recomputed after a preemption, it would store a whole chunk besides its budget."""
+    runner = Runner(build(kept("sink+window", 32) | {"cache.hbm_budget_mib": pages(32)}))
+    request_id = runner.add(tokens(20), 180)
+    runner.step(150)
+    with pytest.raises(
+        CapacityError, match="request 1 would need .* blocks and the whole pool has"
+    ):
+        runner.engine.apply({"scheduling.chunk_tokens": 256, "scheduling.token_budget": 256})
+    assert runner.engine.config.scheduling.chunk_tokens == 16
+    runner.engine.scheduler.preempt(runner.engine.requests[request_id], "test")
+    runner.drain()
+    assert len(runner.outputs[request_id]) == 180
+
+
 def test_a_kept_set_costs_what_it_leaves_out() -> None:
     """Shadow KL: exactly 0 while everything is kept; with a budget, above 0."""
     cost = {}

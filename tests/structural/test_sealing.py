@@ -9,7 +9,7 @@ from kvkernels.pages import encode_pages
 
 from tests.engine.harness import Runner, build, pages, tokens
 from workbench.engine.engine import Engine
-from workbench.errors import SettingError
+from workbench.errors import CapacityError, SettingError
 
 GROUPED = ["kivi4", "kivi3", "kivi2"]
 
@@ -170,6 +170,23 @@ def test_a_second_request_hits_sealed_pages_alone() -> None:
     runner.step()
     assert engine.requests[third].num_cached_tokens == 24
     runner.drain()
+
+
+def test_more_open_pages_must_not_lose_a_request() -> None:
+    """A longer chunk fills more open pages at once, which leave less room for sealed ones."""
+    runner = Runner(build(grouped("kivi2", **{"cache.hbm_budget_mib": 0.0625})))
+    engine = runner.engine
+    limit = engine.stack.manager.capacity_pages
+    request_id = runner.add(tokens(20), (limit - 1) * 8 - 20)
+    runner.until(lambda: engine.requests[request_id].num_tokens > (limit - 2) * 8)
+    with pytest.raises(
+        CapacityError, match="request 1 would need .* blocks and the whole pool has"
+    ):
+        engine.apply({"scheduling.chunk_tokens": 96, "scheduling.token_budget": 96})
+    assert engine.stack.manager.capacity_pages == limit
+    engine.scheduler.preempt(engine.requests[request_id], "test")
+    runner.drain()
+    assert len(runner.outputs[request_id]) == (limit - 1) * 8 - 20
 
 
 REFUSED = [

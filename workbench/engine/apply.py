@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 RECODE_MS_PER_BLOCK = 0.3  # until one was measured
+STEP_SIZES = ("scheduling.chunk_tokens", "scheduling.token_budget")  # more is stored, or open
 
 
 def preview(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
@@ -114,8 +115,8 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
         _check_rebuild(engine, config)
     elif "recode" in kinds.values():
         _check_recode(engine, config)
-    elif any(path.startswith("retention.") for path in kinds):
-        _check_retention(engine, config)
+    elif any(path.startswith("retention.") or path in STEP_SIZES for path in kinds):
+        _check_hot(engine, config)
     return config, kinds
 
 
@@ -157,12 +158,14 @@ def _check_recode(engine: "Engine", config: EngineConfig) -> None:
             )
 
 
-def _check_retention(engine: "Engine", config: EngineConfig) -> None:
-    """A request that fits only because tokens were evicted must not lose that."""
-    limit = engine.stack.manager.capacity_pages
+def _check_hot(engine: "Engine", config: EngineConfig) -> None:
+    """A request that fits only as its tokens are evicted, or in small steps, must not lose that."""
+    stack = engine.stack
+    before = stack.manager.capacity_pages
+    limit = stack.specs.fitting_pages(config, stack.pool.slab_bytes, stack.pool.num_slabs)
     for request in engine.requests.values():
         pages = _pages_needed(request, config)
-        if pages > max(limit, _pages_needed(request, engine.config)):
+        if pages > limit and _pages_needed(request, engine.config) <= before:
             raise CapacityError(
                 f"request {request.request_id} would need {pages} blocks and the whole pool has "
                 f"{limit}: abort it or raise cache.hbm_budget_mib"
