@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int8: "*i8", torch.uint8: "*u8"}
 # one format of each way to lay and scale codes
-FAMILIES = ("bf16", "fp8_e4m3", "int8", "int4", "int2", "nvfp4", "turbo4", "kivi2")
+FAMILIES = ("bf16", "fp8_e4m3", "int4", "int2", "nvfp4", "turbo4", "kivi2")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 POINTERS = {
     "lse": "*fp32", "meta": "*fp16", "pages": "*i64", "rows": "*i32", "tiles": "*i32",
