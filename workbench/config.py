@@ -180,6 +180,8 @@ class RetentionSettings(_Section):
     level: str = setting("page", change="hot", dim="X", choices=("page", "token"))
     when: str = setting("both", change="hot", dim="X", choices=("both", "prefill", "decode"))
     split: str = setting("uniform", change="hot", dim="X", choices=BUDGET_SPLITS)
+    merge: str = setting("off", change="hot", dim="X", choices=("off", "nearest"))
+    merge_cosine: float = setting(0.6, change="hot", dim="X", low=-1.0, high=1.0)
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ class EngineConfig:
                 f"retention.split = {split} gives layers budgets of their own, but cache.grouping "
                 f"= {grouping} keeps them together: choose layer or head"
             )
+        if self.retention.merge != "off":
+            _check_merging(self)
         plan = parse_plan(self.cache.layer_plan, KV_FORMATS)
         if plan and grouping not in ("layer", "head"):
             raise SettingError(
@@ -212,6 +216,19 @@ class EngineConfig:
             raise SettingError(
                 f"retention.split = {split} gives heads budgets of their own, but cache.grouping "
                 f"= {grouping} keeps them together: choose head"
+            )
+
+
+def _check_merging(config: EngineConfig) -> None:
+    """Raise SettingError where tokens cannot be merged one by one."""
+    for path, value, needed in (
+        ("retention.level", config.retention.level, "token"),
+        ("cache.grouping", config.cache.grouping, "head"),
+    ):
+        if value != needed:
+            raise SettingError(
+                f"retention.merge = {config.retention.merge} merges single tokens of single heads, "
+                f"but {path} = {value}: choose {needed}"
             )
 
 

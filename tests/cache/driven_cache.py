@@ -139,7 +139,9 @@ class DrivenCache:
         keep_slots(self.manager, request, group, kept, partial(self.move, group))
         self.verify_bytes(request)
 
-    def move(self, group: int, source: list[int], slots: np.ndarray, target: list[int]) -> None:
+    def move(
+        self, group: int, first: int, source: list[int], slots: np.ndarray, target: list[int]
+    ) -> None:
         moved = np.concatenate([self.page(group, block) for block in source])[slots]
         for at, block in enumerate(target):
             part = moved[at * SIZE : (at + 1) * SIZE]

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from kvkernels.layout import PageSpec
 
+from workbench.cache.block_state import UNASSIGNED, BlockState
 from workbench.cache.eviction_order import RankedRows
 from workbench.cache.free_list import FreeLists
 from workbench.cache.prefix_index import PrefixIndex, Row
 from workbench.snapshot import NO_OWNER
 
-UNASSIGNED = -1
 
-
-class BlockPool:
+class BlockPool(BlockState):
     """Owns every reference count. Ids are valid while their slab keeps its class.
 
     `before_evict(row)` runs while the row's bytes are still intact (to store them in a tier).
@@ -36,29 +35,15 @@ class BlockPool:
         index: PrefixIndex,
         before_evict: Callable[[Row], None],
     ) -> None:
-        self.num_slabs = num_slabs
+        super().__init__(num_slabs, slab_bytes // smallest_page_bytes)
         self.slab_bytes = slab_bytes
-        self.stride = slab_bytes // smallest_page_bytes
         self.index = index
         self.step = self.num_evicted_rows = 0
         self._before_evict = before_evict
-        size = num_slabs * self.stride
-        self.ref_cnt = np.zeros(size, np.int32)
-        self.pins = np.zeros(size, np.int32)
-        self.offset = np.full(size, -1, np.int64)  # bytes into the arena
-        self.generation = np.zeros(size, np.int32)
-        self.last_used = np.zeros(size, np.int32)
-        self.owner = np.full(size, NO_OWNER, np.uint8)
-        self.evicted_step = np.full(size, -(10**6), np.int32)
-        self.moved_step = np.full(size, -(10**6), np.int32)  # came up from a tier
-        self.mass = np.zeros(size, np.float32)
-        self.cached = np.zeros(size, bool)
-        self.row_of: list[Row | None] = [None] * size
-        self._lists = FreeLists(size)
+        self._lists = FreeLists(num_slabs * self.stride)
         self.order_name = "lru"
         self.ranked: RankedRows | None = None  # None: the free lists' own order, LRU
         self.classes: list[PageSpec] = []
-        self.slab_class = np.full(num_slabs, UNASSIGNED, np.int32)
         self._slab_used = np.zeros(num_slabs, np.int32)  # pages referenced or cached
         self._slab_live = np.zeros(num_slabs, np.int32)  # pages referenced
         self._unassigned = list(range(num_slabs - 1, -1, -1))
@@ -83,15 +68,6 @@ class BlockPool:
     def num_unassigned_slabs(self) -> int:
         """Slabs that belong to no class."""
         return len(self._unassigned)
-
-    def page_class(self, block: int) -> int:
-        """Class of a block's slab."""
-        return int(self.slab_class[block // self.stride])
-
-    def page_classes(self, blocks: np.ndarray) -> np.ndarray:
-        """Classes of many blocks at once, int32 like `blocks`."""
-        found: np.ndarray = self.slab_class[blocks // self.stride]
-        return found
 
     def _assign_slab(self, slab: int, cls: int) -> None:
         self._unassigned.remove(slab)

@@ -6,7 +6,8 @@ one piece cannot be used.
 
 import numpy as np
 
-from workbench.cache.block_pool import UNASSIGNED, BlockPool
+from workbench.cache.block_pool import BlockPool
+from workbench.cache.block_state import UNASSIGNED
 
 
 def take_run(pool: BlockPool, cls: int, count: int) -> list[int] | None:

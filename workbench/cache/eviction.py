@@ -15,7 +15,8 @@ from workbench.cache.block_pool import BlockPool
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.request import Request
 
-Move = Callable[[list[int], np.ndarray, list[int]], None]  # source blocks, their slots, targets
+# copies bytes: index of the first page, source blocks from there on, slots among them, targets
+Move = Callable[[int, list[int], np.ndarray, list[int]], None]
 
 
 def evict_pages(manager: KVCacheManager, request: Request, group: int, pages: list[int]) -> int:
@@ -37,7 +38,7 @@ def keep_slots(
 ) -> int | None:
     """Keep only some slots of one group, packed into fewer pages; returns how many were freed.
 
-    `kept` int ascending. `move(source blocks, slots among them, target blocks)` copies bytes.
+    `kept` int ascending. `move` copies bytes, and is called before the tables change.
     Pages in front of the first gap stay; shared and hashed ones behind it are copied, not changed.
     Without room for copies, hashed pages of this request alone leave the index and are written.
     None, and nothing is changed, where no page comes free or shared ones cannot be copied.
@@ -51,7 +52,7 @@ def keep_slots(
     if target is None:
         return None
     pool.owner[target] = request.owner  # one that another wrote, and whose row is gone, is written
-    move(old, kept[first * size :] - first * size, target)
+    move(first, old, kept[first * size :] - first * size, target)
     blocks.replace_tail(group, first, target, kept)
     blocks.number_slots(request.num_computed_tokens)
     blocks.hashing = False

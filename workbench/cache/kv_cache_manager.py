@@ -155,6 +155,7 @@ class KVCacheManager:
         classes: np.ndarray,
         stored_len: np.ndarray,
         pos: np.ndarray,
+        log_count: np.ndarray | None,
         lineage: str,
         hashing: bool,
     ) -> bool:
@@ -183,6 +184,7 @@ class KVCacheManager:
             blocks.num_pages[group] = count
         blocks.stored_len[:] = stored_len
         blocks.pos[:, : pos.shape[1]] = pos
+        blocks.log_count = log_count
         blocks.hashing = hashing
         blocks.num_hashed = next((at for at, row in enumerate(rows) if row is None), len(rows))
         self.requests[request.request_id] = blocks

@@ -8,7 +8,7 @@ import torch
 from kvkernels.api import FormatState, Scratch
 from kvkernels.backend import select
 from kvkernels.layout import PageSpec
-from kvkernels.pages import plane_view
+from kvkernels.pages import decode_pages, encode_pages, plane_view
 from torch import Tensor
 
 
@@ -103,6 +103,25 @@ class PageStore:
                 place = at // spec.block_size, at % spec.block_size
                 target.movedim(axis, 1)[place] = flat
         self.kernels.scatter_pages(self.arena, spec, self._index(dst_offsets), new)
+
+    def vectors(self, group: int, offsets: np.ndarray, spec: PageSpec, plane: str) -> Tensor:
+        """One plane of pages, decoded: fp32 [n * S, L, H, D], slot by slot."""
+        pages = self.gather(offsets, spec)
+        decoded = decode_pages(pages, spec, plane, self.state(group, spec))  # [n, L, H, S, D]
+        return decoded.movedim(3, 1).flatten(0, 1)
+
+    def write_values(self, group: int, offsets: np.ndarray, spec: PageSpec, values: Tensor) -> None:
+        """Encode V fp32 [k, L, H, D] into the first slots of pages; what is behind them becomes 0.
+
+        K stays as it is.
+        """
+        pages = self.gather(offsets, spec)
+        shape = (len(offsets) * spec.block_size, *values.shape[1:])
+        padded = torch.zeros(shape, device=self.device)
+        padded[: len(values)] = values
+        slots = padded.unflatten(0, (len(offsets), spec.block_size)).movedim(1, 3)
+        encode_pages(pages, spec, "v", self.state(group, spec), slots)
+        self.kernels.scatter_pages(self.arena, spec, self._index(offsets), pages)
 
     def recode(
         self,

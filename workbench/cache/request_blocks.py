@@ -18,7 +18,7 @@ class RequestBlocks:
 
     __slots__ = (
         "table", "pos", "num_pages", "stored_len", "block_size", "lineage", "num_hashed", "hashing",
-        "spares",
+        "spares", "log_count",
     )  # fmt: skip
 
     def __init__(self, num_groups: int, max_pages: int, block_size: int, lineage: str) -> None:
@@ -31,6 +31,9 @@ class RequestBlocks:
         self.lineage = lineage
         self.num_hashed = 0  # leading blocks that were offered to the index
         self.hashing = True  # False once anything was evicted (decision 5)
+        self.log_count: np.ndarray | None = (
+            None  # float32 like pos: log of the tokens a slot stands for
+        )
         self.spares: list[list[int]] = [[] for _ in range(num_groups)]  # for pages about to fill
 
     def blocks(self, group: int) -> np.ndarray:
@@ -88,6 +91,7 @@ class RequestBlocks:
         slots = (keep[:, None] * self.block_size + np.arange(self.block_size)).ravel()
         self.table[group, : len(keep)] = self.table[group, keep]
         self.pos[group, : len(slots)] = self.pos[group, slots]
+        self._keep_counts(group, slots)
         self.num_pages[group] = len(keep)
         self.stored_len[group] -= len(pages) * self.block_size
         return victims
@@ -97,8 +101,28 @@ class RequestBlocks:
         end = first + len(blocks)
         self.table[group, first:end] = blocks
         self.pos[group, : len(kept)] = self.pos[group, kept]
+        self._keep_counts(group, kept)
         self.num_pages[group] = end
         self.stored_len[group] = len(kept)
+
+    def counts(self, group: int) -> np.ndarray:
+        """Tokens that each stored slot of a group stands for, float32 [stored_len]."""
+        stored = int(self.stored_len[group])
+        if self.log_count is None:
+            return np.ones(stored, np.float32)
+        counts: np.ndarray = np.exp(self.log_count[group, :stored])
+        return counts
+
+    def set_counts(self, group: int, first: int, counts: np.ndarray) -> None:
+        """Slots from `first` on stand for so many tokens."""
+        if self.log_count is None:
+            self.log_count = np.zeros(self.pos.shape, np.float32)
+        self.log_count[group, first : first + len(counts)] = np.log(counts)
+
+    def _keep_counts(self, group: int, kept: np.ndarray) -> None:
+        if self.log_count is not None:
+            self.log_count[group, : len(kept)] = self.log_count[group, kept]
+            self.log_count[group, len(kept) :] = 0.0
 
 
 @dataclass(frozen=True)

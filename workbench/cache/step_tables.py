@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.request_blocks import RequestBlocks
 from workbench.request import Request
 
 
@@ -12,13 +13,15 @@ from workbench.request import Request
 class ClassTables:
     """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
 
-    `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are.
+    `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are. `log_count`
+    fp32 [G, R, P * S] or None: log of the tokens that each slot stands for (merging).
     """
 
     cls: int
     page_offsets: np.ndarray
     kv_lens: np.ndarray
     new_lens: np.ndarray | None = None
+    log_count: np.ndarray | None = None
 
 
 def class_tables(
@@ -33,7 +36,21 @@ def class_tables(
         return _by_class(manager, table, kv_lens, manager.open_classes[groups[0]])
     offsets = manager.pool.offset[table]
     _pad(offsets, -(-kv_lens // manager.block_size))
-    return [ClassTables(manager.classes[groups[0]], offsets, kv_lens)]
+    counts = _log_counts(tables, groups, width * manager.block_size)
+    return [ClassTables(manager.classes[groups[0]], offsets, kv_lens, log_count=counts)]
+
+
+def _log_counts(
+    tables: list[RequestBlocks], groups: tuple[int, ...], num_slots: int
+) -> np.ndarray | None:
+    """None where no slot stands for several tokens."""
+    if all(blocks.log_count is None for blocks in tables):
+        return None
+    counts = np.zeros((len(groups), len(tables), num_slots), np.float32)
+    for row, blocks in enumerate(tables):
+        if blocks.log_count is not None:
+            counts[:, row] = blocks.log_count[list(groups), :num_slots]
+    return counts
 
 
 def _by_class(

@@ -180,6 +180,7 @@ class ModelRunner:
                 kv_lens=tables.kv_lens.astype(np.int32),
                 q_lens=batch.q_lens,
                 new_lens=tables.new_lens,
+                log_count=tables.log_count,
             ),
             self.store.device,
             scratch=self.store.scratch,

@@ -58,6 +58,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "retention.level": ("page", "token"),
             "retention.when": ("both", "both", "prefill", "decode"),
             "retention.split": BUDGET_SPLITS,
+            "retention.merge": ("off", "nearest"),
             "retention.budget_tokens": (16, 24, 40),
         }.items()
         for value in values

@@ -21,6 +21,7 @@ class SwapRecord:
     classes: np.ndarray  # [num_groups, pages], -1 where a group has fewer pages
     stored_len: np.ndarray
     pos: np.ndarray
+    log_count: np.ndarray | None
     lineage: str
     hashing: bool
     num_computed_tokens: int
@@ -71,6 +72,7 @@ class SwapSpace:
             self._classes(blocks, used),
             blocks.stored_len.copy(),
             blocks.pos[:, : num_pages * self.manager.block_size].copy(),
+            None if blocks.log_count is None else blocks.log_count.copy(),
             blocks.lineage,
             blocks.hashing,
             request.num_computed_tokens,
@@ -97,6 +99,7 @@ class SwapSpace:
             classes=record.classes,
             stored_len=record.stored_len,
             pos=record.pos,
+            log_count=record.log_count,
             lineage=record.lineage,
             hashing=record.hashing,
         )
