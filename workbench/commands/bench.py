@@ -1,4 +1,4 @@
-"""`workbench bench decode|prefix|capacity|peers|ui|quality|reuse`: measure, then print figures.
+"""`workbench bench NAME` (decode, prefix, peers, quality, ...): measure, then print figures.
 
 A bench is a module with `measure(progress, quick=...) -> list[Figure]`, where
 `progress(text)` takes one line for people; it goes to stderr, so that stdout holds figures alone.
@@ -22,8 +22,8 @@ QuickOption = Annotated[
 def build_app() -> typer.Typer:
     """The `bench` group."""
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
-    for command in (decode, prefix, capacity, peers, ui, quality, reuse):
-        app.command(command.__name__)(command)
+    for command in (decode, prefix, capacity, peers, ui, quality, quality_peers, reuse):
+        app.command(command.__name__.replace("_", "-"))(command)
     return app
 
 
@@ -55,6 +55,11 @@ def ui(as_json: JsonOption = False, quick: QuickOption = False) -> None:
 def quality(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """KL of each compression scheme beside a float64 encoder of the same scheme."""
     measure_and_print("workbench.quality.bench", as_json=as_json, quick=quick)
+
+
+def quality_peers(as_json: JsonOption = False, quick: QuickOption = False) -> None:
+    """Our formats and policies beside quantized caches and kvpress, in their own environment."""
+    measure_and_print("workbench.quality.peers_bench", as_json=as_json, quick=quick)
 
 
 def reuse(

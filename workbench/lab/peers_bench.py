@@ -91,7 +91,7 @@ def missing_environments(plan: PeersPlan) -> str:
     )
 
 
-def peer_model(plan: PeersPlan, progress: Progress) -> Path:
+def peer_model(plan: PeersPlan, progress: Progress, environment: str = ".venv-peers") -> Path:
     """The default model as an fp32 folder for peers, converted once in their environment."""
     source = cached_path()
     if source is None:
@@ -100,7 +100,7 @@ def peer_model(plan: PeersPlan, progress: Progress) -> Path:
     if folder.is_dir():
         return folder
     progress("converting the model for the peers")
-    python = plan.root / ".venv-peers/bin/python"
+    python = plan.root / environment / "bin/python"
     folder.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [python, SCRIPTS / "convert_model.py", source, folder], capture_output=True, text=True
