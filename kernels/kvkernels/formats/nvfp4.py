@@ -6,6 +6,7 @@ of the page's metadata. Source: NVIDIA's NVFP4, SGLang's `fp4_e2m1` cache.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 
 import torch
@@ -61,11 +62,16 @@ class Nvfp4(PageFormat):
         codes = unpack(data, 4)
         blocks = codes.shape[-1] // gcd(BLOCK, codes.shape[-1])
         own = bits[..., :blocks].view(torch.float8_e4m3fn).to(torch.float32)[..., None]
-        # sign, exponent and mantissa at fp16's places: value / 2**14, exact
-        half = ((codes & 8).to(torch.int16) << 12) | ((codes & 7).to(torch.int16) << 9)
-        x = half.view(torch.float16).to(torch.float32).unflatten(-1, (blocks, -1))
-        x = (x * (own * 2.0**14)).flatten(-2)
+        values = e2m1_values(data.device).index_select(0, codes.flatten().to(torch.int32))
+        x = values.view(*codes.shape[:-1], blocks, -1).mul_(own).flatten(-2)
         return x if isinstance(scale, float) and scale == 1.0 else x * scale
+
+
+@lru_cache(maxsize=8)  # a constant
+def e2m1_values(device: torch.device) -> Tensor:
+    """Value of each E2M1 code, fp32 [16]."""
+    half = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    return torch.tensor([*half, *(-x for x in half)], device=device)
 
 
 def _round(x: Tensor) -> Tensor:

@@ -20,7 +20,9 @@ def unpack(data: Tensor, bits: int) -> Tensor:
     """Undo `pack`: uint8 [..., D * bits / 8] to uint8 codes [..., D]."""
     if bits == 3:
         low = data.shape[-1] // 3 * 2
-        return _unpack_field(data[..., :low], 2) | (_unpack_field(data[..., low:], 1) << 2)
+        high = data[..., low:].contiguous()  # strided rows of a few bytes would be read slowly
+        codes = _unpack_field(data[..., :low].contiguous(), 2)
+        return codes.add_(_unpack_field(high, 1), alpha=4)
     return _unpack_field(data, bits)
 
 
