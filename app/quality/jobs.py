@@ -1,6 +1,7 @@
 """The one quality job of this dashboard process, and every report it has brought so far."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -228,6 +229,8 @@ class QualityJobs:
         state, error = running.ended or "failed", running.error
         if error:
             state = "failed"
+        elif state == "failed" and code == -signal.SIGTERM and self.status.cancelling:
+            state = "cancelled"  # before it could listen: it was still being started
         elif state == "failed":
             error = _death(code, running.log)
         running.log.close()

@@ -120,6 +120,13 @@ def test_cancel_keeps_what_was_measured(jobs: QualityJobs) -> None:
     assert result.final and 0 < result.report.num_windows < LONG.num_windows
 
 
+def test_cancel_while_the_process_starts(jobs: QualityJobs) -> None:
+    jobs.start(JobPlan(settings=[INT8], plan=LONG, random_layers=2), "sweep")
+    assert jobs.cancel()
+    assert follow_until(jobs, over, 30)
+    assert jobs.status.state == "cancelled" and jobs.status.error == ""
+
+
 def test_time_is_up(jobs: QualityJobs) -> None:
     jobs.start(
         JobPlan(settings=[INT8], plan=LONG, random_layers=2, time_limit_s=2.0), "live"
