@@ -6,6 +6,7 @@ import streamlit as st
 
 from app.panels.act import apply_changes, attempt, sentence
 from app.panels.page import Page, current_page, held
+from app.quality.settings import FAMILIES, K_FORMAT, V_FORMAT, format_family
 from app.text.sentences import change_text, escape, preview_sentence, setting_label, value_text
 from workbench.config import all_settings, get_setting
 from workbench.errors import WorkbenchError
@@ -158,7 +159,7 @@ def _knob(page: Page, path: str) -> None:
     if isinstance(item.default, bool):
         st.toggle(value=value, **common)
     elif meta["choices"]:
-        options = list(meta["choices"])
+        options = ordered_choices(path)
         st.selectbox(options=options, index=options.index(value), format_func=told, **common)
     elif isinstance(item.default, str):
         st.text_input(value=value, max_chars=400, **common)
@@ -174,6 +175,17 @@ def _knob(page: Page, path: str) -> None:
             step=1 if whole else _step(meta["high"]),
             **common,
         )
+
+
+def ordered_choices(path: str) -> list[Any]:
+    """Choices of a setting; formats stand by family, so that a long list stays readable."""
+    choices = list(all_settings()[path].metadata["choices"])
+    if path not in (K_FORMAT, V_FORMAT):
+        return choices
+    families = list(FAMILIES)
+    place = {name: families.index(format_family(name)) if format_family(name) in families else 99
+             for name in choices}  # fmt: skip
+    return sorted(choices, key=lambda name: place[name])
 
 
 def slider_steps(path: str, *also: Any) -> list[Any]:

@@ -85,7 +85,11 @@ def choose_formats(which: str) -> None:
 
 def format_label(page: Page, name: str) -> str:
     """A format as the knobs name it; K4/V2 is no format but a pair."""
-    return page.texts("quality.k4v2") if name == "k4v2" else name.replace("_", " ")
+    return (
+        page.texts("quality.k4v2")
+        if name == "k4v2"
+        else value_text(page.texts, "cache.k_format", name)
+    )
 
 
 def _policies() -> list[str]:

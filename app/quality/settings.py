@@ -43,6 +43,8 @@ def family_of(changes: dict[str, Any]) -> str:
     default = EngineConfig()
     if changes.get("retention.policy", default.retention.policy) != "none":
         return "retention"
+    if changes.get("cache.layer_plan"):
+        return "mixed"
     found = {
         format_family(str(changes.get(path, get_setting(default, path))))
         for path in (K_FORMAT, V_FORMAT)

@@ -21,7 +21,7 @@ LAB_SETTINGS = (
 )  # fmt: skip
 # What changes the numbers that attention reads; all others change time and place alone.
 QUALITY_SETTINGS = (
-    "cache.block_size", "cache.grouping", "cache.k_format", "cache.v_format",
+    "cache.block_size", "cache.grouping", "cache.k_format", "cache.v_format", "cache.layer_plan",
     *(path for path in all_settings() if path.startswith("retention.")),
 )  # fmt: skip
 
