@@ -17,6 +17,7 @@ from kvkernels.pages import decode_pages, encode_pages
 from tests.kernels.cases import Case, build, errors
 
 TWO = {"num_splits": 2}
+HUBS = ("bf16", "fp8_e4m3_head", "int4", "int2", "nvfp4")  # what every format is paired with
 
 
 def short_cases() -> Iterator[Case]:
@@ -36,8 +37,8 @@ def short_cases() -> Iterator[Case]:
 
 
 def all_cases() -> Iterator[Case]:
-    """The sweep: every pair of formats, remainders, group sizes, head sizes and options."""
-    for k, v in itertools.product(FORMATS, FORMATS):
+    """The sweep: formats in pairs, remainders, group sizes, head sizes and options."""
+    for k, v in itertools.product(FORMATS, HUBS):
         yield Case(k, v, ((17, 16, 31, 40),), (1, 1, 3, 25), heads=1, options=TWO)
     for fmt, share, dim in itertools.product(FORMATS, (1, 3, 7), (64, 128)):
         for length in (32, 33, 47):
@@ -91,7 +92,7 @@ def main(wide: bool) -> None:
         attention[str(case)] = errors(build(case), triton_backend) | {"bf16": case.bf16}
     pairs = [(fmt, "int8") for fmt in FORMATS] + [("bf16", fmt) for fmt in FORMATS]
     if wide:
-        pairs = list(itertools.product(FORMATS, FORMATS))
+        pairs = [*itertools.product(FORMATS, HUBS), *itertools.product(HUBS, FORMATS)]
     print(json.dumps({"attention": attention, "pages": pages_agree(pairs)}))
 
 
