@@ -96,8 +96,7 @@ class KVCacheManager:
 
     def blocks_held(self, request: Request) -> int:
         """Blocks in a request's tables."""
-        blocks = self.requests.get(request.request_id)
-        if blocks is None:
+        if (blocks := self.requests.get(request.request_id)) is None:
             return 0
         return int(blocks.num_pages.sum()) + sum(map(len, blocks.spares))
 
@@ -184,8 +183,7 @@ class KVCacheManager:
             blocks.num_pages[group] = count
         blocks.stored_len[:] = stored_len
         blocks.pos[:, : pos.shape[1]] = pos
-        blocks.log_count = log_count
-        blocks.hashing = hashing
+        blocks.hashing, blocks.log_count = hashing, log_count
         blocks.num_hashed = next((at for at, row in enumerate(rows) if row is None), len(rows))
         self.requests[request.request_id] = blocks
         return True

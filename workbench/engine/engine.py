@@ -97,11 +97,7 @@ class Engine:
         )
         self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
-        row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
-        make_codec = functools.partial(self.registry.create, "codec")
-        self.hierarchy = Hierarchy(
-            config.tiers, row_bytes, self.clock, self.moves.below, make_codec
-        )
+        self.hierarchy = self._build_hierarchy()
         self._bind()
         self.frames = FrameBuilder(self)
         self.log.tell("engine", what="started")  # the first event: nothing is cached yet
@@ -116,6 +112,12 @@ class Engine:
             log=self.log,
             before_evict=self.moves.before_evict,
         )
+
+    def _build_hierarchy(self) -> Hierarchy:
+        """The tiers below HBM; they outlive a rebuild."""
+        row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
+        make_codec = functools.partial(self.registry.create, "codec")
+        return Hierarchy(self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec)
 
     def replace_stack(self, config: EngineConfig) -> None:
         """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""

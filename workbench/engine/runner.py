@@ -1,18 +1,17 @@
 """One forward pass over a scheduled batch: tables, kernels, logits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from kvkernels.api import StepTables, Timers
 from torch import Tensor
 
 from workbench.cache.geometry import Geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
-from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
-from workbench.engine.mass import by_group, join_classes, mean_norms
+from workbench.engine.mass import by_group, mean_norms
+from workbench.engine.step_attention import StepAttention, StepTiming
 from workbench.model.decoder import Decoder
 from workbench.request import Request
 
@@ -38,15 +37,6 @@ class ForwardBatch:
     logit_requests: list[Request]
     sampled: list[int] | None = None  # which of the M rows belong to `logit_requests`; None: all
     tapped: tuple[TappedRows, ...] = ()
-
-
-@dataclass
-class StepTiming:
-    """Where a step's time went, in seconds."""
-
-    forward_s: float = 0.0
-    attention_s: float = 0.0
-    timers: Timers = field(default_factory=Timers)
 
 
 def make_batch(scheduled: list[tuple[Request, int]], *, tapping: bool = False) -> ForwardBatch:
@@ -104,8 +94,6 @@ class ModelRunner:
         self.clock = clock
         self.timing = StepTiming()
         self.key_norms: np.ndarray | None = None  # of the newest step, where they were asked for
-        self._scale = geometry.head_dim**-0.5
-        self._place = [geometry.layer_set_of(layer) for layer in range(geometry.num_layers)]
 
     @torch.inference_mode()
     def run(
@@ -118,39 +106,17 @@ class ModelRunner:
         """
         started = self.clock.now_s()
         self.timing = StepTiming()
-        plans = self._plans(batch)
-        masses: list[list[Tensor]] = [[] for _ in self.geometry.layer_sets]
-        lengths: list[list[Tensor]] = [[] for _ in self.geometry.layer_sets]
-        kernels, store = self.store.kernels, self.store
-        manager = self.manager
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            begun = self.clock.now_s()
-            layer_set, local = self._place[layer]
-            group = layer_set.groups[0]
-            if norms:
-                lengths[layer_set.index].append(torch.linalg.vector_norm(k.float(), dim=-1))
-            parts = []
-            for tables, plan in plans[layer_set.index]:
-                state = store.state(group, manager.pool.classes[tables.cls])
-                kernels.write_kv(store.arena, plan, local, k, v, state)
-                result = kernels.attend(
-                    q,
-                    store.arena,
-                    plan,
-                    local,
-                    softmax_scale=self._scale,
-                    state=state,
-                    mass="token" if mass else None,
-                    partial=len(plans[layer_set.index]) > 1,
-                )
-                parts.append((tables, result))
-            if mass:
-                joined = join_classes(parts, batch.q_lens, self.geometry.num_kv_heads)
-                masses[layer_set.index].append(joined)
-            self.timing.attention_s += self.clock.now_s() - begun
-            return kernels.merge([result for _, result in parts])  # type: ignore[no-any-return]
-
+        attend = StepAttention(
+            self.geometry,
+            self.manager,
+            self.store,
+            self.clock,
+            self.timing,
+            batch.requests,
+            batch.q_lens,
+            wants_mass=mass,
+            wants_norms=norms,
+        )
         device = self.store.device
         logits = self.decoder.forward(
             torch.from_numpy(batch.token_ids).to(device),
@@ -159,30 +125,7 @@ class ModelRunner:
             torch.from_numpy(batch.logit_rows).to(device),
         )
         self.timing.forward_s = self.clock.now_s() - started
-        self.key_norms = mean_norms(self.geometry, lengths) if norms else None
+        self.key_norms = mean_norms(self.geometry, attend.norms) if norms else None
         if not mass:
             return logits, None
-        return logits, by_group(self.geometry, masses, self.decoder.arch.num_heads)
-
-    def _plans(self, batch: ForwardBatch) -> list[list[tuple[ClassTables, object]]]:
-        """For each layer set and page class: its tables and their flat index, for all layers."""
-        plans = []
-        for layer_set in self.geometry.layer_sets:
-            found = class_tables(self.manager, batch.requests, layer_set.groups, batch.q_lens)
-            plans.append([(tables, self._plan(tables, batch)) for tables in found])
-        return plans
-
-    def _plan(self, tables: ClassTables, batch: ForwardBatch) -> object:
-        return self.store.kernels.make_plan(
-            self.manager.pool.classes[tables.cls],
-            StepTables(
-                page_offsets=tables.page_offsets,
-                kv_lens=tables.kv_lens.astype(np.int32),
-                q_lens=batch.q_lens,
-                new_lens=tables.new_lens,
-                log_count=tables.log_count,
-            ),
-            self.store.device,
-            scratch=self.store.scratch,
-            timers=self.timing.timers,
-        )
+        return logits, by_group(self.geometry, attend.masses, self.decoder.arch.num_heads)

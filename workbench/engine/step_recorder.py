@@ -1,7 +1,8 @@
 """Where the time of each step went."""
 
 from workbench.clock import Clock
-from workbench.engine.runner import ForwardBatch, StepTiming
+from workbench.engine.runner import ForwardBatch
+from workbench.engine.step_attention import StepTiming
 from workbench.snapshot import StepView
 
 
