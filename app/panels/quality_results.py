@@ -149,7 +149,7 @@ def show_table(page: Page) -> None:
         rows.append(told | {key: row[key] * factor for key, (_, factor) in COLUMNS.items()})
     words = st.column_config
     config: dict[str, Any] = {
-        "name": words.TextColumn(texts("quality.column.name"), pinned=True),
+        "name": words.TextColumn(texts("quality.column.name"), pinned=True, width=132),
         "family": words.TextColumn(texts("quality.column.family")),
     }
     for key, (shape, _) in COLUMNS.items():

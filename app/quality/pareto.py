@@ -24,7 +24,7 @@ LOOKS = {
 }
 GREY = "rgba(128, 128, 128, .8)"
 HEIGHT_PX = 430
-PLOT_PX = (620, 330)  # for which labels are placed
+PLOT_PX = (480, 290)  # for which labels are placed
 LETTER_PX, LINE_PX, GAP_PX = 6.4, 14, 8
 EXACT_DECADES = 0.5  # how far below the smallest KL an exact setting is drawn
 
