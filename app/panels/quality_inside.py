@@ -111,7 +111,8 @@ def _flips(texts: Texts, result: Result) -> None:
     names = ("window", "position", "full", "ours", "text")
     columns = {name: texts(f"quality.flip.{name}") for name in names}
     st.dataframe(
-        pd.DataFrame(rows, columns=list(names)), hide_index=True, height=260, row_height=28,
+        pd.DataFrame(rows, columns=list(names)), hide_index=True, row_height=28,
+        height=260 if len(rows) > 7 else "content",
         column_config={name: st.column_config.Column(text) for name, text in columns.items()},
         key="quality_flips", alt=texts("quality.flips"),
     )  # fmt: skip

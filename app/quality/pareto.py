@@ -25,7 +25,7 @@ LOOKS = {
 GREY = "rgba(128, 128, 128, .8)"
 HEIGHT_PX = 430
 PLOT_PX = (480, 290)  # for which labels are placed
-LETTER_PX, LINE_PX, GAP_PX = 6.4, 14, 8
+LETTER_PX, LINE_PX, GAP_PX = 6.8, 14, 8
 EXACT_DECADES = 0.5  # how far below the smallest KL an exact setting is drawn
 
 
@@ -170,8 +170,10 @@ def place_labels(names: Sequence[str], points: Sequence[tuple[float, float]]) ->
         for x, y in points
     ]  # fmt: skip
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in at]
-    placed: list[str] = []
-    for name, (x, y) in zip(names, at, strict=True):
+    placed = [""] * len(names)
+    first = frontier(points)  # what is worth a word most
+    for index in [*first, *(i for i in range(len(names)) if i not in first)]:
+        name, (x, y) = names[index], at[index]
         size = len(name) * LETTER_PX
         at_right, at_left = (x + GAP_PX, x + GAP_PX + size), (x - GAP_PX - size, x - GAP_PX)
         above, below = (y - GAP_PX - LINE_PX / 2, y - 2), (y + 2, y + GAP_PX + LINE_PX / 2)
@@ -192,7 +194,7 @@ def place_labels(names: Sequence[str], points: Sequence[tuple[float, float]]) ->
         )  # fmt: skip
         if place:
             taken.append(boxes[place])
-        placed.append(place)
+        placed[index] = place
     return placed
 
 
