@@ -51,12 +51,16 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.level": ("page", "token"),
     "retention.when": ("both", "prefill", "decode"),
     "retention.split": BUDGET_SPLITS,
+    "retention.merge": ("off", "nearest"),
+    "retention.merge_cosine": (-1.0, 0.6),
 }
 NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path"}
 
-IMPOSSIBLE = {  # a layer's or head's own budgets and formats need groups of its own
+IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
     ("cache.grouping", "retention.split"): 8,
     ("cache.grouping", "cache.layer_plan"): 2,
+    ("cache.grouping", "retention.merge"): 3,
+    ("retention.level", "retention.merge"): 1,
 }
 
 
