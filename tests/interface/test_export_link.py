@@ -32,6 +32,8 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
             changes[path] = draw(st.sampled_from(item.metadata["choices"]))
         elif isinstance(item.default, bool):
             changes[path] = draw(st.booleans())
+        elif path == "cache.layer_plan":
+            changes[path] = draw(st.sampled_from(["", "0-1=bf16", "0=fp8_e4m3/int8; 4-9=int4"]))
         else:
             low, high = item.metadata["low"], item.metadata["high"]
             number = draw(st.integers(int(-(-low // 1)), int(high)))
@@ -99,7 +101,7 @@ def test_flags() -> None:
 
 def test_different_formats_for_k_and_v_have_no_counterpart() -> None:
     config = changed({"cache.k_format": "fp8_e4m3"})
-    assert "# K format fp8: no counterpart" in command(TEXTS, config, VLLM)
+    assert "# K format fp8 e4m3: no counterpart" in command(TEXTS, config, VLLM)
 
 
 def test_every_setting_is_a_flag_or_named() -> None:
