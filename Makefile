@@ -38,7 +38,8 @@ model: $(VENV)/.installed ## only fetch the model, or verify it
 	@$(BIN)/workbench model fetch
 
 test: $(VENV)/.tests model ## run every test but the long ones
-	@$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not long and not browser' -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not long and browser' $(PYTEST_ARGS)
 
 test-long: $(VENV)/.tests model ## run the long tests
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)

@@ -123,7 +123,14 @@ def run(row: Row) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=[] if at % 3 == 0 else [pytest.mark.long])
+        for at, row in enumerate(ROWS)
+    ],
+    ids=name_of,
+)
 def test_pair(row: Row) -> None:
     engine = run(row)
     pressed = engine.log.totals["retain"] + engine.metrics.num_preemptions
