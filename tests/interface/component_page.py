@@ -102,7 +102,7 @@ class FrameServer:
                 num_notes, fresh = len(self.notes), False
                 await asyncio.sleep(1 / self.hz)
         except (WebSocketDisconnect, RuntimeError):
-            pass
+            pass  # the page is gone, or closes while a frame is sent: nothing is left to do
         finally:
             self.num_open -= 1
             reader.cancel()
