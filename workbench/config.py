@@ -21,14 +21,18 @@ KV_FORMATS = (
     "bf16", "fp32", "fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token", "fp8_e5m2", "int8", "int4",
     "int4_rotated", "int3", "int2", "nvfp4", "turbo4", "turbo3", "kivi4", "kivi3", "kivi2",
 )  # fmt: skip
+PRE_ROPE_FORMATS: tuple[str, ...] = ()  # keys are stored as projected, and rotated at read
 GROUPED_FORMATS = ("kivi4", "kivi3", "kivi2")  # numbers of several tokens share their scale
+KIVI_GROUPS = (0, 8, 16, 32, 64)  # tokens of K, channels of V; 0: as many of 32 as divide the page
 WEIGHT_FORMATS = ("auto", "as_stored", "int8", "bf16", "fp32")
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 RETENTION_POLICIES = (
     "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "key-norm", "random",
 )  # fmt: skip
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
+PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
 BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both
+POSITIONS = ("original", "compact")  # in the text, or among the stored tokens
 GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 
 
@@ -107,9 +111,14 @@ class CacheSettings(_Section):
     k_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
     v_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
     layer_plan: str = setting("", change="recode", dim="X")
+    kivi_group: int = setting(0, change="recode", dim="X", choices=KIVI_GROUPS)
+    residual_tokens: int = setting(
+        0, change="recode", dim="X", low=0, high=4096, unit="tokens per request"
+    )
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
     prefix_caching: bool = setting(True, change="hot", dim="X")
+    index: str = setting("hash", change="hot", dim="X", choices=PREFIX_INDEXES)
     eviction: str = setting("lru", change="hot", dim="X", choices=EVICTION_ORDERS)
     reuse: str = setting("recoded", change="hot", dim="X", choices=("recoded", "exact"))
 
@@ -180,6 +189,7 @@ class RetentionSettings(_Section):
     level: str = setting("page", change="hot", dim="X", choices=("page", "token"))
     when: str = setting("both", change="hot", dim="X", choices=("both", "prefill", "decode"))
     split: str = setting("uniform", change="hot", dim="X", choices=BUDGET_SPLITS)
+    positions: str = setting("original", change="rebuild", dim="X", choices=POSITIONS)
     merge: str = setting("off", change="hot", dim="X", choices=("off", "nearest"))
     merge_cosine: float = setting(0.6, change="hot", dim="X", low=-1.0, high=1.0)
 
@@ -209,14 +219,21 @@ class EngineConfig:
                 f"cache.layer_plan gives layers formats of their own, but cache.grouping = "
                 f"{grouping} keeps them together: choose layer or head"
             )
-        used = {self.cache.k_format, self.cache.v_format, *itertools.chain(*plan.values())}
-        for name in sorted(used & set(GROUPED_FORMATS)):
-            _check_grouped(self, name)
+        for name in sorted(used_formats(self) & set(GROUPED_FORMATS)):
+            _check_grouped(self, f"format {name} writes a page only when it is full")
+        _check_page_options(self)
         if "ada" in split and grouping != "head":
             raise SettingError(
                 f"retention.split = {split} gives heads budgets of their own, but cache.grouping "
                 f"= {grouping} keeps them together: choose head"
             )
+
+
+def used_formats(config: EngineConfig) -> set[str]:
+    """Every format that pages of this config can have, of K and of V."""
+    cache = config.cache
+    plan = parse_plan(cache.layer_plan, KV_FORMATS)
+    return {cache.k_format, cache.v_format, *itertools.chain(*plan.values())}
 
 
 def _check_merging(config: EngineConfig) -> None:
@@ -230,9 +247,30 @@ def _check_merging(config: EngineConfig) -> None:
                 f"retention.merge = {config.retention.merge} merges single tokens of single heads, "
                 f"but {path} = {value}: choose {needed}"
             )
+    before = sorted(used_formats(config) & set(PRE_ROPE_FORMATS))
+    if before or config.retention.positions == "compact":
+        cause = f"format {before[0]}" if before else "retention.positions = compact"
+        raise SettingError(
+            f"retention.merge = {config.retention.merge} compares keys as attention reads them, "
+            f"but {cause} stores them before RoPE: choose merge off, or another"
+        )
 
 
-def _check_grouped(config: EngineConfig, format_name: str) -> None:
+def _check_page_options(config: EngineConfig) -> None:
+    """Raise SettingError where a residual or a KIVI group does not go with the pages."""
+    cache, plan = config.cache, parse_plan(config.cache.layer_plan, KV_FORMATS)
+    if cache.residual_tokens:
+        told = f"cache.residual_tokens = {cache.residual_tokens} lets full pages wait as they are"
+        _check_grouped(config, told)
+    keys = {cache.k_format, *(formats[0] for formats in plan.values())}
+    if keys & set(GROUPED_FORMATS) and cache.kivi_group > cache.block_size:
+        raise SettingError(
+            f"cache.kivi_group = {cache.kivi_group} tokens does not divide cache.block_size = "
+            f"{cache.block_size}: choose a group of at most a page"
+        )
+
+
+def _check_grouped(config: EngineConfig, reason: str) -> None:
     """Raise SettingError for what cannot go with pages that are written whole."""
     for path, value, instead in (
         ("retention.level", "token", "page"),
@@ -241,10 +279,7 @@ def _check_grouped(config: EngineConfig, format_name: str) -> None:
     ):
         section, name = path.split(".")
         if getattr(getattr(config, section), name) == value:
-            raise SettingError(
-                f"format {format_name} writes a page only when it is full, so {path} cannot be "
-                f"{value}: choose {instead}"
-            )
+            raise SettingError(f"{reason}, so {path} cannot be {value}: choose {instead}")
 
 
 SECTIONS: dict[str, type] = {

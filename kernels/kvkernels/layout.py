@@ -26,7 +26,9 @@ META_BYTES = 2  # fp16
 class PageSpec:
     """A page class: group shape x format. Equal specs share slabs.
 
-    `num_layers` and `num_kv_heads` are those of the group, not of the model.
+    `num_layers` and `num_kv_heads` are those of the group, not of the model. `share`: numbers that
+    share a scale in formats that leave this open (KIVI: tokens of K, channels of V); 0: the
+    format's own choice, and so in all other formats, whatever is given.
     """
 
     num_layers: int
@@ -35,6 +37,7 @@ class PageSpec:
     block_size: int
     k_format: str
     v_format: str
+    share: int = 0
 
     def __post_init__(self) -> None:
         for plane, name in (("k_format", self.k_format), ("v_format", self.v_format)):
@@ -42,6 +45,8 @@ class PageSpec:
                 raise ValueError(f"{plane} = {name!r} is unknown: choose one of {list(FORMATS)}")
         if min(self.num_layers, self.num_kv_heads, self.head_dim, self.block_size) < 1:
             raise ValueError(f"{self} has an empty dimension")
+        if self.k == FORMATS[self.k_format].key and self.v == FORMATS[self.v_format].value:
+            object.__setattr__(self, "share", 0)  # equal pages are of equal classes
         for plane, name, fmt in (
             ("k_format", self.k_format, self.k),
             ("v_format", self.v_format, self.v),
@@ -54,12 +59,12 @@ class PageSpec:
     @cached_property
     def k(self) -> PageFormat:
         """The format of the K plane."""
-        return FORMATS[self.k_format].key
+        return FORMATS[self.k_format].regrouped(self.share).key
 
     @cached_property
     def v(self) -> PageFormat:
         """The format of the V plane."""
-        return FORMATS[self.v_format].value
+        return FORMATS[self.v_format].regrouped(self.share).value
 
     @cached_property
     def k_row_bytes(self) -> int:
@@ -125,9 +130,10 @@ class PageSpec:
 
     @property
     def label(self) -> str:
-        """Short name: `int8`, or `int8/int4` where K and V differ."""
+        """Short name: `int8`, `int8/int4` where K and V differ, `kivi2/g16` with its groups."""
         same = self.k_format == self.v_format
-        return self.k_format if same else f"{self.k_format}/{self.v_format}"
+        both = self.k_format if same else f"{self.k_format}/{self.v_format}"
+        return f"{both}/g{self.share}" if self.share else both
 
 
 def fitting_formats(head_dim: int, block_size: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from kvkernels.api import FormatState, Rope
 from kvkernels.formats import PageFormat
 from kvkernels.formats.fp8 import Fp8
 from kvkernels.formats.integer import ChannelGroups, Symmetric, Uniform
-from kvkernels.formats.kivi import GROUP, TokenGroups
+from kvkernels.formats.kivi import TokenGroups
 from kvkernels.formats.nvfp4 import Nvfp4
 from kvkernels.formats.turbo import LloydMax, codebook
 from kvkernels.layout import PageSpec
@@ -69,10 +69,10 @@ def plane_of(spec: PageSpec, plane: str) -> Plane:
     item = fmt.dtype.itemsize
     group = _group(fmt, spec)
     fold = fmt.num_scales + isinstance(fmt, LloydMax)
-    if isinstance(fmt, ChannelGroups) and group * 2 == spec.head_dim:
-        fold = 4
+    if isinstance(fmt, ChannelGroups) and group * 2 >= spec.head_dim:
+        fold = 4 if group * 2 == spec.head_dim else 2
     return Plane(
-        family=_family(fmt),
+        family=_family(fmt, spec),
         bits=fmt.bits,
         packed=fmt.bits < 8,
         fold=fold,
@@ -89,7 +89,9 @@ def plane_of(spec: PageSpec, plane: str) -> Plane:
     )
 
 
-def _family(fmt: PageFormat) -> str:
+def _family(fmt: PageFormat, spec: PageSpec) -> str:
+    if isinstance(fmt, ChannelGroups) and _group(fmt, spec) == spec.head_dim:
+        return "uint"  # one group is the whole vector
     if isinstance(fmt, Fp8):
         return "e5m2" if fmt.kind == torch.float8_e5m2 else "e4m3"
     families: tuple[tuple[type, str], ...] = (
@@ -101,7 +103,7 @@ def _family(fmt: PageFormat) -> str:
 
 def _group(fmt: PageFormat, spec: PageSpec) -> int:
     if isinstance(fmt, TokenGroups):
-        return gcd(GROUP, spec.block_size)
+        return fmt.group_of(spec.block_size)
     if isinstance(fmt, Nvfp4):
         return gcd(16, spec.head_dim)
     return gcd(fmt.group, spec.head_dim) if isinstance(fmt, ChannelGroups) else spec.head_dim
@@ -133,9 +135,10 @@ def check_twins(spec: PageSpec, rope: Rope = "stored") -> None:
             raise ValueError(
                 f"{where} for head_dim {spec.head_dim}: it must be a power of two from {least} on"
             )
-        if isinstance(fmt, TokenGroups) and gcd(GROUP, spec.block_size) < MIN_TOKEN_GROUP:
+        if isinstance(fmt, TokenGroups) and fmt.group_of(spec.block_size) < MIN_TOKEN_GROUP:
             raise ValueError(
-                f"{where} for block_size {spec.block_size}: choose a multiple of {MIN_TOKEN_GROUP}"
+                f"{where} for block_size {spec.block_size} in groups of "
+                f"{fmt.group_of(spec.block_size)} tokens: choose a multiple of {MIN_TOKEN_GROUP}"
             )
     if rope == "at_read" and spec.k.rotated:
         raise ValueError(

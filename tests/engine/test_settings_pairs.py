@@ -25,6 +25,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.k_format": ("bf16", "fp32", "fp8_e4m3", "int8", "int4"),
     "cache.v_format": ("bf16", "fp32", "fp8_e4m3", "int8", "int4"),
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
+    "cache.kivi_group": (0, 8),
+    "cache.residual_tokens": (0, 10),
     "cache.eviction": EVICTION_ORDERS,
     "cache.mode": ("on", "off"),
     "cache.allocation": ("paged", "contiguous"),
@@ -51,6 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.level": ("page", "token"),
     "retention.when": ("both", "prefill", "decode"),
     "retention.split": BUDGET_SPLITS,
+    "retention.positions": ("original", "compact"),
     "retention.merge": ("off", "nearest"),
     "retention.merge_cosine": (-1.0, 0.6),
 }
@@ -60,7 +63,12 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.grouping", "retention.split"): 8,
     ("cache.grouping", "cache.layer_plan"): 2,
     ("cache.grouping", "retention.merge"): 3,
+    ("cache.residual_tokens", "cache.mode"): 1,
+    ("cache.residual_tokens", "cache.allocation"): 1,
+    ("cache.residual_tokens", "retention.level"): 1,
+    ("cache.residual_tokens", "retention.merge"): 1,
     ("retention.level", "retention.merge"): 1,
+    ("retention.positions", "retention.merge"): 1,
 }
 
 

@@ -35,11 +35,12 @@ class Case:
     seed: int = 0
     new_lens: tuple[int, ...] | None = None
     new_starts: tuple[int, ...] | None = None
+    group: int = 0
     options: dict = field(default_factory=dict)
 
     @property
     def spec(self) -> PageSpec:
-        return PageSpec(2, self.heads, self.dim, self.block, self.k, self.v)
+        return PageSpec(2, self.heads, self.dim, self.block, self.k, self.v, self.group)
 
     @property
     def writes(self) -> tuple[int, ...]:
@@ -145,7 +146,9 @@ def _poison(
             meta.masked_fill_(gone[:, None, None, None, :], float("nan"))
 
 
-def run(world: World, backend: ModuleType, mass: str | None = "token") -> AttentionResult:
+def run(
+    world: World, backend: ModuleType, mass: str | None = "token", each_head: bool = False
+) -> AttentionResult:
     """Write the step's K and V, then attend, on `backend`."""
     case = world.case
     plan = backend.make_plan(
@@ -160,7 +163,7 @@ def run(world: World, backend: ModuleType, mass: str | None = "token") -> Attent
     backend.write_kv(world.arena, plan, LAYER, world.k, world.v, world.state)
     return backend.attend(
         world.q, world.arena, plan, LAYER, softmax_scale=SCALE, state=world.state, mass=mass,
-        partial=True,
+        partial=True, each_head=each_head,
     )  # fmt: skip
 
 
@@ -187,7 +190,7 @@ def stored(world: World, plane: str, g: int, r: int) -> Tensor:
 
 
 def expected(world: World) -> tuple[Tensor, Tensor, Tensor]:
-    """Float64 answer over what the pages hold: out [N, Hq, D], lse [N, Hq], mass [R, Hkv, T]."""
+    """Float64 answer over what the pages hold: out [N, Hq, D], lse [N, Hq], mass [R, Hq, T]."""
     case, tables = world.case, world.tables
     q = world.q.double()
     if tables.query_pos is not None:
@@ -196,7 +199,7 @@ def expected(world: World) -> tuple[Tensor, Tensor, Tensor]:
     groups, requests, width = tables.page_offsets.shape
     out = torch.zeros(tokens, heads, dim, dtype=torch.float64)
     lse = torch.full((tokens, heads), -torch.inf, dtype=torch.float64)
-    mass = torch.zeros(requests, groups * case.heads, width * case.block, dtype=torch.float64)
+    mass = torch.zeros(requests, heads, width * case.block, dtype=torch.float64)
     new = tables.q_lens if tables.new_lens is None else tables.new_lens
     first = np.zeros_like(new) if tables.new_starts is None else tables.new_starts
     start = 0
@@ -218,15 +221,18 @@ def expected(world: World) -> tuple[Tensor, Tensor, Tensor]:
                     p = score.softmax(0)
                     out[start + i, q_head] = p @ v[:seen, kv_head]
                     lse[start + i, q_head] = score.logsumexp(0)
-                    mass[r, g * case.heads + kv_head, :seen] += p
+                    mass[r, q_head, :seen] += p
         start += int(tables.q_lens[r])
     return out, lse, mass
 
 
 def errors(world: World, backend: ModuleType) -> dict[str, float]:
     """Largest absolute differences to float64, of attention and of what was written."""
-    result = run(world, backend)
+    each_head = world.case.log  # often enough: it takes as many products as there are heads
+    result = run(world, backend, each_head=each_head)
     out, lse, mass = expected(world)
+    if not each_head:
+        mass = mass.unflatten(1, (-1, world.case.share)).sum(2)
     assert result.lse is not None and result.mass is not None
     finite = torch.isfinite(lse)
     assert torch.equal(finite, torch.isfinite(result.lse)), "wrong rows see nothing"

@@ -36,6 +36,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers": tuple(TIERS),
     "scheduling.preemption": ("recompute", "swap"),
     "cache.block_size": (4, 8, 16),
+    "cache.kivi_group": (0, 8),
+    "cache.residual_tokens": (0, 10),
 }
 BASE: dict[str, Any] = {
     "model.max_model_len": 128, "scheduling.chunk_tokens": 12, "scheduling.token_budget": 24,

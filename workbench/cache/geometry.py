@@ -18,10 +18,12 @@ class Group:
     layers: tuple[int, ...]
     kv_heads: tuple[int, ...]
 
-    def page_spec(self, head_dim: int, block_size: int, k_format: str, v_format: str) -> PageSpec:
-        """The page class of this group under a format."""
+    def page_spec(
+        self, head_dim: int, block_size: int, k_format: str, v_format: str, share: int = 0
+    ) -> PageSpec:
+        """The page class of this group under a format; `share` as in `PageSpec`."""
         return PageSpec(
-            len(self.layers), len(self.kv_heads), head_dim, block_size, k_format, v_format
+            len(self.layers), len(self.kv_heads), head_dim, block_size, k_format, v_format, share
         )
 
 

@@ -15,8 +15,9 @@ from workbench.cache.block_pool import BlockPool
 from workbench.cache.contiguous import take_runs
 from workbench.cache.filling import Filling
 from workbench.cache.geometry import Geometry, fitting_pages
-from workbench.cache.keys import PrefixKey, tagged_key
+from workbench.cache.keys import PrefixKey
 from workbench.cache.prefix_index import Row
+from workbench.cache.prefix_lookup import PrefixLookup
 from workbench.cache.request_blocks import PrefixHit, RequestBlocks
 from workbench.cache.request_keys import RequestKeys
 from workbench.request import Request
@@ -43,10 +44,11 @@ class KVCacheManager:
         self.classes = classes  # page class of each group's full pages
         self.open_classes = open_classes or classes  # and of pages that are being filled
         self.max_open_pages = 2  # of each group of one request, at any moment
+        self.residual_pages = 0  # newest full pages that are not sealed yet
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.keys = RequestKeys(root_key, block_size, format_label)
-        self.min_new_tokens = 1  # what a hit leaves to compute: logits, and what retention observes
+        self.lookup = PrefixLookup(self.keys, block_size)
         self.contiguous = contiguous
         self._max_pages = -(-max_model_len // block_size) + 1
         self.requests: dict[str, RequestBlocks] = {}
@@ -54,24 +56,12 @@ class KVCacheManager:
     # ---- lookup
 
     def find_prefix(self, request: Request) -> PrefixHit:
-        """Longest run of rows in HBM, all of one lineage, that leaves `min_new_tokens`."""
-        most = self.most_hit_pages(request)
-        best = PrefixHit((), self.keys.format_label, 0)
-        chain = self.keys.chain(request)
-        for lineage in self.keys.lineages:
-            rows = []
-            for chain_key in chain[:most]:
-                row = self.pool.index.get(tagged_key(chain_key, lineage))
-                if row is None:
-                    break
-                rows.append(row)
-            if len(rows) * self.block_size > best.num_tokens:
-                best = PrefixHit(tuple(rows), lineage, len(rows) * self.block_size)
-        return best
+        """Longest run of rows in HBM, all of one lineage, that leaves `lookup.min_new_tokens`."""
+        return self.lookup.find(self.pool.index, request, partial=not self.seals)
 
     def most_hit_pages(self, request: Request) -> int:
         """Pages a hit may have at most (I12, decision 13)."""
-        return max(0, request.num_tokens - self.min_new_tokens) // self.block_size
+        return self.lookup.most_hit_tokens(request) // self.block_size
 
     # ---- allocation
 
@@ -91,8 +81,13 @@ class KVCacheManager:
 
     @property
     def seals(self) -> bool:
-        """Whether a page changes its class when it is full (formats grouped along tokens)."""
+        """Whether a full page changes its class (formats grouped along tokens, a residual)."""
         return self.open_classes != self.classes
+
+    def num_final_pages(self, num_slots: int) -> int:
+        """Leading pages that have their final bytes once `num_slots` slots are stored."""
+        waiting = self.residual_pages if self.seals else 0
+        return max(0, num_slots // self.block_size - waiting)
 
     def blocks_held(self, request: Request) -> int:
         """Blocks in a request's tables."""
@@ -131,7 +126,9 @@ class KVCacheManager:
         hit_blocks = [block for row in hit.rows for block in row.blocks]
         num_slots = hit.num_tokens + num_new_tokens
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
-        filled = Filling.of(num_loaded_tokens, 0, num_new_tokens, self.block_size)
+        filled = Filling.of(
+            num_loaded_tokens, 0, num_new_tokens, self.block_size, residual=self.residual_pages
+        )
         needs = self._admission_needs(wanted + reserve_pages, filled.num_open, watermark_blocks)
         if not self.pool.can_allocate(needs, hit_blocks):
             return False
@@ -211,14 +208,9 @@ class KVCacheManager:
 
     def grow(self, request: Request, num_new_tokens: int) -> bool:
         """Pages for more tokens of a running request; False changes nothing."""
-        blocks, size = self.requests[request.request_id], self.block_size
+        blocks = self.requests[request.request_id]
         filling = [
-            Filling.of(0, int(stored), num_new_tokens, size).minus(
-                int(pages) - int(stored) // size, len(spares)
-            )
-            for stored, pages, spares in zip(
-                blocks.stored_len, blocks.num_pages, blocks.spares, strict=True
-            )
+            self._missing(blocks, group, num_new_tokens) for group in range(len(self.classes))
         ]
         needs: Counter[int] = Counter()
         for cls, open_cls, each in zip(self.classes, self.open_classes, filling, strict=True):
@@ -231,6 +223,19 @@ class KVCacheManager:
         self._append_pages(request, blocks, filling)
         blocks.number_slots(request.num_computed_tokens)
         return True
+
+    def _missing(self, blocks: RequestBlocks, group: int, num_new_tokens: int) -> Filling:
+        """Fresh pages of one group for more tokens, beside those it has taken already."""
+        stored, size = int(blocks.stored_len[group]), self.block_size
+        waiting = 0
+        if self.residual_pages and self.classes[group] != self.open_classes[group]:
+            full = blocks.table[group, : stored // size]
+            waiting = int((self.pool.page_classes(full) != self.classes[group]).sum())
+        filled = Filling.of(
+            0, stored, num_new_tokens, size, residual=self.residual_pages, num_waiting=waiting
+        )
+        num_open = int(blocks.num_pages[group]) - stored // size
+        return filled.minus(num_open, len(blocks.spares[group]))
 
     def _admission_needs(self, pages: int, num_open: int, watermark_blocks: int) -> Counter[int]:
         """Blocks of each class for `pages` full pages of each group, and those that are open."""
@@ -273,7 +278,7 @@ class KVCacheManager:
     def publish(self, request: Request, num_computed_tokens: int) -> int:
         """Offer full blocks to the index; returns how many became visible."""
         blocks = self.requests[request.request_id]
-        num_full = num_computed_tokens // self.block_size
+        num_full = self.num_final_pages(num_computed_tokens)
         if not blocks.hashing or num_full <= blocks.num_hashed:
             return 0
         stored = 0

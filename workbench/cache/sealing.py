@@ -1,4 +1,7 @@
-"""Sealing: pages that are full go from their open class to the final one, and others' never do."""
+"""Sealing: pages that are full go from their open class to the final one, and others' never do.
+
+With a residual the newest full pages wait (KIVI's residual length, in pages; arXiv 2402.02750).
+"""
 
 from collections.abc import Callable
 
@@ -14,7 +17,7 @@ def seal(manager: KVCacheManager, request: Request, recode: Recode) -> None:
     """Put a request's full pages into the spares that were taken for them; `recode` has bytes."""
     blocks, pool = manager.requests[request.request_id], manager.pool
     for group, cls in enumerate(manager.classes):
-        table = blocks.table[group, : int(blocks.stored_len[group]) // manager.block_size]
+        table = blocks.table[group, : manager.num_final_pages(int(blocks.stored_len[group]))]
         pages = np.flatnonzero(pool.page_classes(table) != cls)
         if not len(pages):
             continue

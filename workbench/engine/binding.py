@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from workbench.cache.eviction_order import RankedRows
-from workbench.engine.cache_stack import max_open_pages
+from workbench.engine.cache_stack import max_open_pages, residual_pages
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -22,9 +22,20 @@ def bind_settings(engine: "Engine") -> None:
     manager = engine.stack.manager
     manager.keys.reuse_recoded = cache.reuse == "recoded"
     manager.max_open_pages = max_open_pages(engine.config)
+    manager.residual_pages = residual_pages(engine.config)
     least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
-    manager.min_new_tokens = max(1, least, tail or 0)
+    manager.lookup.min_new_tokens = max(1, least, tail or 0)
+    _index_rows(engine, cache.index)
     _order_rows(engine, cache.eviction)
+
+
+def _index_rows(engine: "Engine", name: str) -> None:
+    """How cached rows are found; what is cached already is taken over with its keys."""
+    pool = engine.stack.pool
+    if pool.index.name != name:
+        index = engine.registry.create("index", name, engine.log.on_stored, engine.log.on_removed)
+        index.take_over(pool.index)
+        pool.index = index
 
 
 def _order_rows(engine: "Engine", name: str) -> None:

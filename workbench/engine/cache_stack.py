@@ -1,6 +1,8 @@
 """Everything that a rebuild replaces at once: arena, pool, index, tables, runner."""
 
 import contextlib
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +16,15 @@ from workbench.cache.keys import CacheIdentity
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import PrefixIndex, Row
+from workbench.cache.rope_mode import kernel_rope, rope_mode
 from workbench.clock import Clock
-from workbench.config import KV_FORMATS, EngineConfig
+from workbench.config import (
+    GROUPED_FORMATS,
+    KIVI_GROUPS,
+    KV_FORMATS,
+    EngineConfig,
+    used_formats,
+)
 from workbench.engine.event_log import EventLog
 from workbench.engine.runner import ModelRunner
 from workbench.errors import CapacityError, SettingError
@@ -66,7 +75,12 @@ class CacheStack:
 def max_open_pages(config: EngineConfig) -> int:
     """Pages that one request fills at the same time: those of a chunk, and a started one."""
     chunk = min(config.scheduling.chunk_tokens, config.scheduling.token_budget)
-    return -(-chunk // config.cache.block_size) + 1
+    return -(-chunk // config.cache.block_size) + 1 + residual_pages(config)
+
+
+def residual_pages(config: EngineConfig) -> int:
+    """Newest full pages of a request that stay in the compute dtype."""
+    return -(-config.cache.residual_tokens // config.cache.block_size)
 
 
 def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> GroupSpecs:
@@ -83,12 +97,14 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
     for group in geometry.groups:
         formats = plan.get(group.layers[0], (cache.k_format, cache.v_format))
         try:
-            spec = group.page_spec(dim, cache.block_size, *formats)
+            spec = group.page_spec(dim, cache.block_size, *formats, cache.kivi_group)
         except ValueError as error:
+            if f"group of {cache.kivi_group} channels" in str(error):
+                raise SettingError(f"cache.kivi_group = {cache.kivi_group}: {error}") from None
             raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
         full.append(spec)
-        grouped = spec.k.grouped or spec.v.grouped
-        unfilled.append(group.page_spec(dim, cache.block_size, plain, plain) if grouped else spec)
+        waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
+        unfilled.append(group.page_spec(dim, cache.block_size, plain, plain) if waits else spec)
     return GroupSpecs(full, unfilled)
 
 
@@ -131,7 +147,7 @@ def make_root_key(config: EngineConfig, model: LoadedModel) -> Callable[[Request
     identity = CacheIdentity(
         weights=model.decoder.fingerprint,
         tokenizer=model.tokenizer.fingerprint,
-        rope=f"{arch.rope_theta}:{arch.rope_scaling}:stored",
+        rope=f"{arch.rope_theta}:{arch.rope_scaling}:{kernel_rope(rope_mode(config))}",
         numerics=f"compute={model.decoder.compute_dtype}",
         block_size=config.cache.block_size,
     )
@@ -145,7 +161,16 @@ def format_label(config: EngineConfig) -> str:
         cache.k_format if cache.k_format == cache.v_format else f"{cache.k_format}/{cache.v_format}"
     )
     plan = write_plan(parse_plan(cache.layer_plan, KV_FORMATS))
-    return f"{both}@{cache.grouping}" + (f"[{plan}]" if plan else "")
+    before = "" if rope_mode(config) == "stored" else "~pre-rope"
+    return f"{both}@{cache.grouping}" + (f"[{plan}]" if plan else "") + before + _options(config)
+
+
+def _options(config: EngineConfig) -> str:
+    """What else shaped the bytes: KIVI's group, and how long tokens are read unencoded."""
+    cache = config.cache
+    group = cache.kivi_group if used_formats(config) & set(GROUPED_FORMATS) else 0
+    residual = cache.residual_tokens
+    return (f"/g{group}" if group else "") + (f"/r{residual}" if residual else "")
 
 
 def build_stack(
@@ -156,12 +181,13 @@ def build_stack(
     clock: Clock,
     log: EventLog,
     before_evict: Callable[[Row], None],
+    make_index: Callable[..., PrefixIndex],
 ) -> CacheStack:
     """Allocate the arena and wire its owners."""
     geometry = make_geometry(config, model)
     slab_bytes, num_slabs = plan_slabs(geometry, config, model)
     specs = group_specs(geometry, config, model)
-    index = PrefixIndex(log.on_stored, log.on_removed)
+    index = make_index(log.on_stored, log.on_removed)
     pool = BlockPool(
         num_slabs=num_slabs,
         slab_bytes=slab_bytes,
@@ -181,7 +207,7 @@ def build_stack(
         contiguous=config.cache.allocation == "contiguous",
     )
     store = PageStore(num_slabs * slab_bytes, device)
-    runner = ModelRunner(model.decoder, geometry, manager, store, clock)
+    runner = ModelRunner(model.decoder, geometry, manager, store, clock, rope_mode(config))
     budget = int(config.cache.hbm_budget_mib * 2**20)
     return CacheStack(geometry, specs, pool, manager, store, runner, budget)
 
@@ -189,10 +215,16 @@ def build_stack(
 def smallest_page_bytes(geometry: Geometry, config: EngineConfig) -> int:
     """Bytes of the smallest page any format makes: it fixes how many ids a slab has."""
     size, dim = config.cache.block_size, geometry.head_dim
+    shapes = {(len(group.layers), len(group.kv_heads)) for group in geometry.groups}
+    return min(_smallest(layers, heads, dim, size) for layers, heads in shapes)
+
+
+@functools.lru_cache(maxsize=64)  # a constant of the shape
+def _smallest(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int) -> int:
     sizes = []
-    for group in {(group.layers, group.kv_heads): group for group in geometry.groups}.values():
-        for k_format in FORMATS:
-            for v_format in FORMATS:
-                with contextlib.suppress(ValueError):  # some do not fit this head or block size
-                    sizes.append(group.page_spec(dim, size, k_format, v_format).page_bytes)
+    for k_format, v_format in itertools.product(FORMATS, FORMATS):
+        for share in KIVI_GROUPS if {k_format, v_format} & set(GROUPED_FORMATS) else (0,):
+            with contextlib.suppress(ValueError):  # some do not fit this head or block size
+                shape = (num_layers, num_kv_heads, head_dim, block_size)
+                sizes.append(PageSpec(*shape, k_format, v_format, share).page_bytes)
     return min(sizes)

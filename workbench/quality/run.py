@@ -15,6 +15,7 @@ from workbench.model.load import LoadedModel
 from workbench.quality.byte_report import ByteReport, byte_report, prepare
 from workbench.quality.engines import (
     Changes,
+    StoppedError,
     check_changes,
     full_changes,
     lab_engine,
@@ -30,7 +31,26 @@ from workbench.quality.report import NeedleScore, QualityReport, Setting, build_
 from workbench.quality.texts import Window, text_windows
 from workbench.request import Request
 
-Progress = Callable[[float, str], None]  # share done, what runs now
+
+class Doing(str):
+    """What runs now, as a sentence for a terminal and in its parts for a page.
+
+    `kind`: window, needle, probe, loading or done; `number` counts from 1; `setting` is its name.
+    """
+
+    kind: str
+    number: int
+    setting: str
+
+    def __new__(cls, kind: str, number: int = 0, setting: str = "") -> "Doing":
+        """`window 2: int8`, `probe: int8` or `done`."""
+        title = f"{kind} {number}" if number else kind
+        made = super().__new__(cls, f"{title}: {setting}" if setting else title)
+        made.kind, made.number, made.setting = kind, number, setting
+        return made
+
+
+Progress = Callable[[float, Doing], None]  # share done, what runs now
 Build = Callable[[int], AbstractContextManager[Engine]]  # an engine for so many tokens
 LogRows = list[tuple[np.ndarray, Tensor]]  # positions [n], log-probabilities fp32 [n, vocab]
 
@@ -58,7 +78,7 @@ def measure(
 ) -> list[QualityReport]:
     """A report for each setting, in order.
 
-    `cancelled` is asked before each run of a window; once it says yes, the windows that all
+    `cancelled` is asked before each step of a window; once it says yes, the windows that all
     settings have done are reported (none: an empty list). Raises SettingError before anything runs
     for a setting that is unknown, out of range or not the lab's to change; RequestError for a
     text that is too short.
@@ -114,21 +134,21 @@ def compare(
     total = (len(windows) + len(needles)) * (len(tails) + len(contenders))
     runs = _Runs(plan, RealClock(), progress, cancelled, total)
     for number, window in enumerate(windows):
-        for contender, scores in runs.window(full, contenders, window, f"window {number + 1}"):
+        for contender, scores in runs.window(full, contenders, window, "window", number + 1):
             contender.windows.append(scores)
         if runs.stopped:
             return number
     for number, window in enumerate(needles):
-        for contender, scores in runs.window(full, contenders, window, f"needle {number + 1}"):
+        for contender, scores in runs.window(full, contenders, window, "needle", number + 1):
             contender.needle.append(scores)
         if runs.stopped:
             return len(windows)
-    progress(1.0, "done")
+    progress(1.0, Doing("done"))
     return len(windows)
 
 
 class _Runs:
-    """Counts runs for the progress, and stops between them."""
+    """Counts runs for the progress, and stops between steps."""
 
     def __init__(
         self,
@@ -147,7 +167,12 @@ class _Runs:
         self._num_done = 0
 
     def window(
-        self, full: Contender, contenders: Sequence[Contender], window: Window, title: str
+        self,
+        full: Contender,
+        contenders: Sequence[Contender],
+        window: Window,
+        kind: str,
+        number: int,
     ) -> Iterator[tuple[Contender, TokenScores]]:
         """Each contender with its scores, until it is stopped.
 
@@ -159,31 +184,41 @@ class _Runs:
         for tail in tails:
             steps = schedule(window, self._plan, tail)
             held: LogRows = []
-            with self._run(title, full) as goes:
+            with self._run(kind, number, full) as goes:
                 if goes:
-                    held = full_rows(full.build, window, steps)
+                    held = full_rows(full.build, window, steps, self._cancelled)
             for contender in contenders:
                 if contender.tail != tail or self.stopped:
                     continue
-                with self._run(title, contender) as goes:
+                scores = None
+                with self._run(kind, number, contender) as goes:
                     if goes:
-                        yield contender, score_window(contender, window, steps, held)
+                        scores = score_window(contender, window, steps, held, self._cancelled)
+                if scores is not None:
+                    yield contender, scores
 
     @contextmanager
-    def _run(self, title: str, contender: Contender) -> Iterator[bool]:
-        """Whether to run at all; counts the run and its seconds."""
+    def _run(self, kind: str, number: int, contender: Contender) -> Iterator[bool]:
+        """Whether to run at all; counts the run and its seconds, and ends one that is stopped."""
         self.stopped = self.stopped or self._cancelled()
         if self.stopped:
             yield False
             return
-        self._progress(min(1.0, self._num_done / self._total), f"{title}: {contender.name}")
+        doing = Doing(kind, number, contender.name)
+        self._progress(min(1.0, self._num_done / self._total), doing)
         started_s = self._clock.now_s()
-        yield True
+        try:
+            yield True
+        except StoppedError:
+            self.stopped = True
+            return
         contender.seconds += self._clock.now_s() - started_s
         self._num_done += 1
 
 
-def full_rows(build: Build, window: Window, steps: list[int]) -> LogRows:
+def full_rows(
+    build: Build, window: Window, steps: list[int], stop: Callable[[], bool] = lambda: False
+) -> LogRows:
     """The full cache's log-probabilities of a window's scored positions, step by step."""
     rows: LogRows = []
 
@@ -191,12 +226,16 @@ def full_rows(build: Build, window: Window, steps: list[int]) -> LogRows:
         rows.append((positions, torch.log_softmax(logits, -1)))
 
     with build(len(window.token_ids)) as engine:
-        run_window(engine, window, steps, keep)
+        run_window(engine, window, steps, keep, stop=stop)
     return rows
 
 
 def score_window(
-    contender: Contender, window: Window, steps: list[int], held: LogRows
+    contender: Contender,
+    window: Window,
+    steps: list[int],
+    held: LogRows,
+    stop: Callable[[], bool] = lambda: False,
 ) -> TokenScores:
     """A contender's scores of one window; its bytes are counted at the end of its first."""
     parts: list[TokenScores] = []
@@ -220,7 +259,7 @@ def score_window(
     with contender.build(len(tokens)) as engine:
         if count_bytes:
             prepare(engine)
-        run_window(engine, window, steps, score, contender.after_context)
+        run_window(engine, window, steps, score, contender.after_context, stop)
     return join(parts)
 
 
@@ -236,7 +275,7 @@ def _reads_compressed(engine: Engine, request: Request, positions: np.ndarray) -
     exact = {"fp32", str(full_changes(engine.model)["cache.k_format"])}
     specs = [manager.pool.classes[cls] for cls in manager.classes]
     lossy = any({spec.k_format, spec.v_format} - exact for spec in specs)
-    return (positions >= manager.block_size) & lossy
+    return (positions >= manager.block_size * (1 + manager.residual_pages)) & lossy
 
 
 def _needle(depth: float, scores: TokenScores) -> NeedleScore:

@@ -6,7 +6,7 @@ use the same shapes with any leading axes, except that M comes first: data uint8
 metadata fp16 [M, ..., S].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -61,6 +61,10 @@ class PageFormat:
     @property
     def value(self) -> "PageFormat":
         """The format of a V plane under this name."""
+        return self
+
+    def regrouped(self, group: int) -> "PageFormat":
+        """The format with groups of that many numbers; itself where the method fixes them."""
         return self
 
     @property
@@ -135,6 +139,10 @@ class Method:
     def bits(self) -> int:
         """Bits of a K code."""
         return self.key.bits
+
+    def regrouped(self, group: int) -> "Method":
+        """The method with groups of that many numbers, where it leaves them open."""
+        return replace(self, key=self.key.regrouped(group), value=self.value.regrouped(group))
 
 
 def affine(x: Tensor, levels: int, axis: int = -1) -> tuple[Tensor, Tensor, Tensor]:

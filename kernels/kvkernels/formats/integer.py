@@ -5,7 +5,7 @@ int8: symmetric, scale = max|x| / 127 in fp16. int4 and int3: x = code * scale +
 channels (`gcd(32, D)`, so that groups divide every width).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import torch
@@ -62,10 +62,27 @@ class Uniform(PageFormat):
 
 @dataclass(frozen=True)
 class ChannelGroups(PageFormat):
-    """Asymmetric per token and group of channels; metadata is all scales, then all minima."""
+    """Asymmetric per token and group of channels; metadata is all scales, then all minima.
+
+    `regroups`: users may choose the group, which then has to divide the vector.
+    """
 
     reads: Reads = "tile"
     group: int = 32
+    regroups: bool = False
+    chosen: bool = False
+
+    def regrouped(self, group: int) -> PageFormat:
+        """The format with that many channels a group, where they are open to choice."""
+        return replace(self, group=group, chosen=True) if self.regroups and group else self
+
+    def check(self, head_dim: int, block_size: int) -> None:
+        """Raise ValueError where a page of this shape cannot hold the format."""
+        super().check(head_dim, block_size)
+        if self.chosen and head_dim % self.group:
+            raise ValueError(
+                f"a group of {self.group} channels does not divide head_dim {head_dim}"
+            )
 
     def num_meta(self, head_dim: int, block_size: int) -> int:
         """Scale and minimum of each group."""
