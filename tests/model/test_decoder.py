@@ -83,7 +83,7 @@ def test_positions_beyond_the_tables_extend_them() -> None:
 
 
 def test_rope_at_read_hands_over_unrotated_keys() -> None:
-    plain, at_read = random_decoder(), random_decoder(rope_at_read=True)
+    decoder = random_decoder()
     kept: dict[str, torch.Tensor] = {}
 
     def keep(name: str):
@@ -95,9 +95,9 @@ def test_rope_at_read_hands_over_unrotated_keys() -> None:
         return attend
 
     tokens, positions, rows = torch.arange(5), torch.arange(5) + 3, torch.arange(5)
-    plain.forward(tokens, positions, keep("rotated"), rows)
-    at_read.forward(tokens, positions, keep("plain"), rows)
-    cos, sin = (table[positions][:, None] for table in at_read.rope_tables(16))
+    decoder.forward(tokens, positions, keep("rotated"), rows)
+    decoder.forward(tokens, positions, keep("plain"), rows, rope="at_read")
+    cos, sin = (table[positions][:, None] for table in decoder.rope_tables(16))
     rotated = apply_rope(kept["plain"], torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
     torch.testing.assert_close(rotated, kept["rotated"])
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.request_blocks import RequestBlocks
+from workbench.cache.rope_mode import RopeMode
 from workbench.request import Request
 
 
@@ -14,7 +15,8 @@ class ClassTables:
     """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
 
     `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are. `log_count`
-    fp32 [G, R, P * S] or None: log of the tokens that each slot stands for (merging).
+    fp32 [G, R, P * S] or None: log of the tokens that each slot stands for (merging). `pos` int32
+    alike: position of each slot, where keys are rotated as they are read.
     """
 
     cls: int
@@ -22,22 +24,46 @@ class ClassTables:
     kv_lens: np.ndarray
     new_lens: np.ndarray | None = None
     log_count: np.ndarray | None = None
+    pos: np.ndarray | None = None
 
 
 def class_tables(
-    manager: KVCacheManager, requests: list[Request], groups: tuple[int, ...], q_lens: np.ndarray
+    manager: KVCacheManager,
+    requests: list[Request],
+    groups: tuple[int, ...],
+    q_lens: np.ndarray,
+    mode: RopeMode = "stored",
 ) -> list[ClassTables]:
     """The tables of some groups for `q_lens` int32 [R] new tokens, which go to open pages."""
     tables = [manager.requests[request.request_id] for request in requests]
     kv_lens = np.stack([blocks.stored_len[list(groups)] for blocks in tables], 1) + q_lens
     width = int(-(-kv_lens.max() // manager.block_size))
     table = np.stack([blocks.table[list(groups), :width] for blocks in tables], 1)  # [G, R, P]
+    pos = None
+    if mode != "stored":
+        slots = width * manager.block_size
+        pos = np.stack([_positions(request, blocks, groups, slots, mode)
+                        for request, blocks in zip(requests, tables, strict=True)], 1)  # fmt: skip
     if manager.seals:
-        return _by_class(manager, table, kv_lens, manager.open_classes[groups[0]])
+        return _by_class(manager, table, kv_lens, manager.open_classes[groups[0]], pos)
     offsets = manager.pool.offset[table]
     _pad(offsets, -(-kv_lens // manager.block_size))
     counts = _log_counts(tables, groups, width * manager.block_size)
-    return [ClassTables(manager.classes[groups[0]], offsets, kv_lens, log_count=counts)]
+    return [ClassTables(manager.classes[groups[0]], offsets, kv_lens, None, counts, pos)]
+
+
+def _positions(
+    request: Request, blocks: RequestBlocks, groups: tuple[int, ...], num_slots: int, mode: RopeMode
+) -> np.ndarray:
+    """Positions of some groups' slots, int32 [G, num_slots], of stored and of new tokens.
+
+    Compact ranks are moved up so that the first new token has its place in the text, as its query
+    has: only differences count, and one query then serves groups that store different numbers.
+    """
+    if mode == "original":
+        return blocks.pos[list(groups), :num_slots]
+    first = request.num_computed_tokens - blocks.stored_len[list(groups), None]
+    return np.arange(num_slots, dtype=np.int32) + first.astype(np.int32)
 
 
 def _log_counts(
@@ -54,7 +80,11 @@ def _log_counts(
 
 
 def _by_class(
-    manager: KVCacheManager, table: np.ndarray, kv_lens: np.ndarray, open_cls: int
+    manager: KVCacheManager,
+    table: np.ndarray,
+    kv_lens: np.ndarray,
+    open_cls: int,
+    pos: np.ndarray | None,
 ) -> list[ClassTables]:
     """The pages of each class keep their order, and close up where another's lay between them."""
     size, width = manager.block_size, table.shape[-1]
@@ -69,7 +99,11 @@ def _by_class(
         _pad(offsets, count)
         lens = (slots * mine).sum(-1).astype(np.int32)
         new_lens = None if cls == open_cls else np.zeros(table.shape[1], np.int32)
-        found.append(ClassTables(cls, offsets, lens, new_lens))
+        places = None
+        if pos is not None:
+            paged = pos.reshape(*table.shape, size)
+            places = np.take_along_axis(paged, order[..., None], 2).reshape(*order.shape[:2], -1)
+        found.append(ClassTables(cls, offsets, lens, new_lens, pos=places))
     return found
 
 

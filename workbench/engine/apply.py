@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workbench.cache.geometry import Geometry
+from workbench.cache.rope_mode import rope_mode
 from workbench.config import (
     EngineConfig,
     all_settings,
@@ -111,6 +112,8 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
     restarts = [path for path, kind in kinds.items() if kind == "restart"]
     if restarts:
         raise SettingError(f"{restarts[0]} needs the weights loaded again: build a new engine")
+    if rope_mode(config) != rope_mode(engine.config):  # no page can be read in the other way
+        kinds = {path: "rebuild" if kind == "recode" else kind for path, kind in kinds.items()}
     if "rebuild" in kinds.values():
         _check_rebuild(engine, config)
     elif "recode" in kinds.values():

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from kvkernels.api import RopeTable
 from torch import Tensor
 
 from workbench.cache.geometry import Geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
+from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.clock import Clock
 from workbench.engine.mass import by_group, mean_norms
 from workbench.engine.step_attention import StepAttention, StepTiming
@@ -86,12 +88,17 @@ class ModelRunner:
         manager: KVCacheManager,
         store: PageStore,
         clock: Clock,
+        mode: RopeMode = "stored",
     ) -> None:
         self.decoder = decoder
         self.geometry = geometry
         self.manager = manager
         self.store = store
         self.clock = clock
+        self.mode = mode
+        self.rope_table: RopeTable | None = None
+        if mode != "stored":
+            self.rope_table = decoder.rope_tables(manager.max_model_len + manager.block_size)
         self.timing = StepTiming()
         self.key_norms: np.ndarray | None = None  # of the newest step, where they were asked for
 
@@ -116,6 +123,9 @@ class ModelRunner:
             batch.q_lens,
             wants_mass=mass,
             wants_norms=norms,
+            positions=batch.positions,
+            mode=self.mode,
+            rope_table=self.rope_table,
         )
         device = self.store.device
         logits = self.decoder.forward(
@@ -123,6 +133,7 @@ class ModelRunner:
             torch.from_numpy(batch.positions).to(device),
             attend,
             torch.from_numpy(batch.logit_rows).to(device),
+            rope=kernel_rope(self.mode),
         )
         self.timing.forward_s = self.clock.now_s() - started
         self.key_norms = mean_norms(self.geometry, attend.norms) if norms else None

@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from kvkernels.api import StepTables, Timers
+from kvkernels.api import RopeTable, StepTables, Timers
 from torch import Tensor
 
 from workbench.cache.geometry import Geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
+from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
 from workbench.engine.mass import join_classes
@@ -43,6 +44,9 @@ class StepAttention:
         *,
         wants_mass: bool,
         wants_norms: bool,
+        positions: np.ndarray,
+        mode: RopeMode = "stored",
+        rope_table: RopeTable | None = None,
     ) -> None:
         self._geometry = geometry
         self._classes = manager.pool.classes
@@ -50,13 +54,14 @@ class StepAttention:
         self._clock = clock
         self._timing = timing
         self._q_lens = q_lens
+        self._positions, self._mode, self._rope_table = positions, mode, rope_table
         self._wants_mass, self._wants_norms = wants_mass, wants_norms
         self.masses: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
         self.norms: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
         self._plans = [  # of each layer set and page class: its tables and their flat index
             [
                 (tables, self._plan(tables))
-                for tables in class_tables(manager, requests, layer_set.groups, q_lens)
+                for tables in class_tables(manager, requests, layer_set.groups, q_lens, mode)
             ]
             for layer_set in geometry.layer_sets
         ]
@@ -100,8 +105,12 @@ class StepAttention:
                 q_lens=self._q_lens,
                 new_lens=tables.new_lens,
                 log_count=tables.log_count,
+                pos=tables.pos,
+                query_pos=None if self._mode == "stored" else self._positions.astype(np.int32),
             ),
             self._store.device,
+            rope=kernel_rope(self._mode),
+            rope_table=self._rope_table,
             scratch=self._store.scratch,
             timers=self._timing.timers,
         )

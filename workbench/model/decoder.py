@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from kvkernels.api import Rope
 from torch import Tensor
 
 from workbench.model.arch import ModelArch
@@ -58,7 +59,6 @@ class Decoder:
         compute_dtype: torch.dtype,
         device: str = "cpu",
         schedule_dependent: bool = False,
-        rope_at_read: bool = False,
     ) -> None:
         self.arch = arch
         self.weight_format = weight_format
@@ -66,7 +66,6 @@ class Decoder:
         self.compute_dtype = compute_dtype
         self.device = device
         self.schedule_dependent = schedule_dependent
-        self.rope_at_read = rope_at_read
         self.weight_bytes = count_bytes(weights)
         self._weights = weights
         self._eps = torch.tensor(arch.rms_eps, device=device)
@@ -91,20 +90,27 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attend: Attend, logit_rows: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        logit_rows: Tensor,
+        *,
+        rope: Rope = "stored",
     ) -> Tensor:
         """Logits fp32 [M, vocab_size] of the rows `logit_rows` int64 [M].
 
         token_ids and positions int64 [N]. `attend(layer, q, k, v)` gets q [N, num_heads, head_dim]
-        and k, v [N, num_kv_heads, head_dim] (rotated unless `rope_at_read`; views, rows strided),
-        stores k and v where it likes and returns [N, num_heads * head_dim].
+        and k, v [N, num_kv_heads, head_dim] (views, rows strided), stores k and v where it
+        likes and returns [N, num_heads * head_dim]. With `rope` = stored q and k come rotated; with
+        at_read they come as projected, and `attend` rotates them.
         """
         arch, weights = self.arch, self._weights
-        cos, sin = self._rotation(positions)
+        rotation = self._rotation(positions) if rope == "stored" else None
         x = weights.embed(token_ids)  # [N, hidden]
         last = arch.num_layers - 1
         for index, layer in enumerate(weights.layers):
-            q, k, v = self._project(layer, x, cos, sin)
+            q, k, v = self._project(layer, x, rotation)
             mixed = attend(index, q, k, v).contiguous()  # packed kernels take nothing else
             if index == last:
                 # Nothing after the last attention mixes tokens: go on with the wanted rows only.
@@ -124,7 +130,7 @@ class Decoder:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _project(
-        self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor
+        self, layer: Layer, x: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         arch = self.arch
         h = rms_norm(x, layer.attn_norm, self._eps)
@@ -133,8 +139,8 @@ class Decoder:
         qk = qkv[:, :rotated]
         if layer.qk_norm is not None:
             qk = rms_norm(qk, layer.qk_norm, self._eps)
-        if not self.rope_at_read:
-            qk = apply_rope(qk, cos, sin)
+        if rotation is not None:
+            qk = apply_rope(qk, *rotation)
         return qk[:, : arch.num_heads], qk[:, arch.num_heads :], qkv[:, rotated:]
 
 

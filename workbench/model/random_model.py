@@ -24,7 +24,6 @@ def random_decoder(
     intermediate_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    rope_at_read: bool = False,
     **arch_options: Any,
 ) -> Decoder:
     """A decoder with random weights, the same for the same arguments.
@@ -64,7 +63,6 @@ def random_decoder(
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         compute_dtype=dtype,
         device=device,
-        rope_at_read=rope_at_read,
     )
 
 

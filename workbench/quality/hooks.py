@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import cast
 
 import torch
+from kvkernels.api import Rope
 from torch import Tensor
 
 from workbench.engine.engine import Engine
@@ -36,7 +37,13 @@ class _HookedDecoder:
         return getattr(self._inner, name)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attend: Attend, logit_rows: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        logit_rows: Tensor,
+        *,
+        rope: Rope = "stored",
     ) -> Tensor:
         hook = self._hook
         hook.begin(positions)
@@ -47,7 +54,7 @@ class _HookedDecoder:
             hook.after(layer, q, k, v, out)
             return out
 
-        return self._inner.forward(token_ids, positions, hooked, logit_rows)
+        return self._inner.forward(token_ids, positions, hooked, logit_rows, rope=rope)
 
 
 @contextmanager
