@@ -27,8 +27,10 @@ KIVI_GROUPS = (0, 8, 16, 32, 64)  # tokens of K, channels of V; 0: as many of 32
 WEIGHT_FORMATS = ("auto", "as_stored", "int8", "bf16", "fp32")
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 RETENTION_POLICIES = (
-    "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "key-norm", "random",
+    "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "key-norm",
+    "expected-attention", "random",
 )  # fmt: skip
+GQA_REDUCTIONS = ("mean", "max", "sum")  # of the query heads that share a KV head
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
 BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both
@@ -190,6 +192,7 @@ class RetentionSettings(_Section):
     when: str = setting("both", change="hot", dim="X", choices=("both", "prefill", "decode"))
     split: str = setting("uniform", change="hot", dim="X", choices=BUDGET_SPLITS)
     positions: str = setting("original", change="rebuild", dim="X", choices=POSITIONS)
+    gqa_reduce: str = setting("mean", change="hot", dim="X", choices=GQA_REDUCTIONS)
     merge: str = setting("off", change="hot", dim="X", choices=("off", "nearest"))
     merge_cosine: float = setting(0.6, change="hot", dim="X", low=-1.0, high=1.0)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.errors import SettingError
 
-KINDS = ("page_format", "codec", "tier", "order", "retention", "eviction")
+KINDS = ("page_format", "codec", "tier", "order", "retention", "eviction", "index")
 
 
 class Registry:

@@ -15,7 +15,8 @@ from workbench.cache.geometry import build_geometry
 from workbench.cache.keys import CacheIdentity, PrivateKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
-from workbench.cache.prefix_index import PrefixIndex
+from workbench.cache.prefix_index import HashIndex
+from workbench.cache.radix_index import RadixIndex
 from workbench.clock import ManualClock
 from workbench.config import TierSettings
 from workbench.request import Request, RequestSpec, RequestStatus
@@ -29,13 +30,16 @@ HEAD_DIM = 16
 class DrivenCache:
     """What rules are made of; each does what scheduler and engine do at that point."""
 
-    def build(self, grouping: str, num_layers: int, num_slabs: int, disk: bool) -> None:
+    def build(
+        self, grouping: str, num_layers: int, num_slabs: int, disk: bool, index_name: str
+    ) -> None:
         geometry = build_geometry(
             grouping, num_layers=num_layers, num_kv_heads=1, head_dim=HEAD_DIM
         )
         specs = [group.page_spec(HEAD_DIM, SIZE, "fp32", "fp32") for group in geometry.groups]
         slab = 2 * max(spec.page_bytes for spec in specs)
-        index = PrefixIndex(lambda row: None, lambda row: None)
+        kind = {"hash": HashIndex, "radix": RadixIndex}[index_name]
+        index = kind(lambda row: None, lambda row: None)
         self.pool = BlockPool(
             num_slabs=num_slabs, slab_bytes=slab, index=index,
             smallest_page_bytes=min(spec.page_bytes for spec in specs),

@@ -4,7 +4,7 @@ from kvkernels.layout import PageSpec
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import build_geometry
-from workbench.cache.prefix_index import PrefixIndex, Row
+from workbench.cache.prefix_index import HashIndex, Row
 
 SIZE = 4
 
@@ -17,14 +17,14 @@ def specs() -> list[PageSpec]:
 
 def row(number: int, *blocks: int) -> Row:
     key = bytes([number]) * 32
-    return Row(key, None, blocks, tuple(range(SIZE)), "fp32", key)
+    return Row(key, None, blocks, (number,) * SIZE, "fp32", key)
 
 
 def pool_of(num_slabs: int) -> tuple[BlockPool, int, int]:
     small, large = sorted(specs(), key=lambda spec: spec.page_bytes)
     pool = BlockPool(
         num_slabs=num_slabs, slab_bytes=large.page_bytes, smallest_page_bytes=small.page_bytes,
-        index=PrefixIndex(lambda row: None, lambda row: None), before_evict=lambda row: None,
+        index=HashIndex(lambda row: None, lambda row: None), before_evict=lambda row: None,
     )  # fmt: skip
     return pool, pool.class_of(small), pool.class_of(large)
 

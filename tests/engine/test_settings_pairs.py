@@ -10,7 +10,9 @@ from tests.engine.pairwise import Row, pairwise
 from workbench.config import (
     BUDGET_SPLITS,
     EVICTION_ORDERS,
+    GQA_REDUCTIONS,
     GROUPINGS,
+    PREFIX_INDEXES,
     EngineConfig,
     all_settings,
     replace_settings,
@@ -27,6 +29,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
+    "cache.index": PREFIX_INDEXES,
     "cache.eviction": EVICTION_ORDERS,
     "cache.mode": ("on", "off"),
     "cache.allocation": ("paged", "contiguous"),
@@ -54,6 +57,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.when": ("both", "prefill", "decode"),
     "retention.split": BUDGET_SPLITS,
     "retention.positions": ("original", "compact"),
+    "retention.gqa_reduce": GQA_REDUCTIONS,
     "retention.merge": ("off", "nearest"),
     "retention.merge_cosine": (-1.0, 0.6),
 }

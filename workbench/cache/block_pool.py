@@ -146,7 +146,7 @@ class BlockPool(BlockState):
             elif block is None:
                 self._reclaim_slab(cls)
             else:
-                block = block if self.ranked is None else self.ranked.victim(cls)
+                block = self._victim(cls, block)
                 row = self.row_of[block]
                 assert row is not None, f"block {block} is cached without a row"
                 self.drop(row, keep=block)
@@ -154,6 +154,18 @@ class BlockPool(BlockState):
             block = self._lists.first(cls)
         assert block is not None, "a slab was assigned, so its class has free blocks"
         return self._take_linked(cls, block)
+
+    def _victim(self, cls: int, oldest: int) -> int:
+        """The cached block of a class that goes next; `oldest` is the head of its list."""
+        if self.ranked is not None:
+            return self.ranked.victim(cls)
+        if not self.index.leaves_first:
+            return oldest
+        return next((b for b in self._lists.walk(cls) if self._is_leaf(b)), oldest)
+
+    def _is_leaf(self, block: int) -> bool:
+        row = self.row_of[block]
+        return row is not None and not self.index.num_children(row)
 
     def _take_linked(self, cls: int, block: int, was_used: bool = False) -> int:
         self._lists.unlink(cls, block)

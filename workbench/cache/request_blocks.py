@@ -127,8 +127,20 @@ class RequestBlocks:
 
 @dataclass(frozen=True)
 class PrefixHit:
-    """Leading rows found in HBM, all of one lineage."""
+    """Leading rows found in HBM, all of one lineage, and maybe the beginning of one block more.
+
+    `num_tokens` counts both. The block `partial` is somebody else's: its first `num_partial_tokens`
+    slots are copied.
+    """
 
     rows: tuple[Row, ...]
     lineage: str
     num_tokens: int
+    partial: Row | None = None
+    num_partial_tokens: int = 0
+
+    @property
+    def full(self) -> "PrefixHit":
+        """The full rows alone."""
+        num_full = self.num_tokens - self.num_partial_tokens
+        return PrefixHit(self.rows, self.lineage, num_full) if self.partial else self

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from workbench.cache.keys import PrefixKey, next_key, tagged_key
-from workbench.cache.prefix_index import Row
+from workbench.cache.prefix_index import Row, Text
 from workbench.request import Request
 
 
@@ -46,6 +46,19 @@ class RequestKeys:
             keys.append(parent)
         return keys
 
+    def text(self, request: Request) -> Text:
+        """What an index looks for."""
+        return Text(
+            request.token_ids,
+            self._root_key(request),
+            self._block_size,
+            lambda: self.chain(request),
+        )
+
+    def link_key(self, request: Request, lineage: str) -> PrefixKey:
+        """Key of what a request's first block continues."""
+        return tagged_key(self._root_key(request), lineage)
+
     def row_keys(self, request: Request, lineage: str) -> list[PrefixKey]:
         """Keys of the request's full blocks under a lineage."""
         return [tagged_key(key, lineage) for key in self.chain(request)]
@@ -60,4 +73,5 @@ class RequestKeys:
             token_ids=tuple(request.token_ids[page * size : (page + 1) * size]),
             lineage=lineage,
             chain_key=chain[page],
+            root_key=b"" if page else self._root_key(request),
         )

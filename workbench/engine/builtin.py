@@ -1,5 +1,7 @@
 """The implementations that come with the workbench, registered by name."""
 
+from workbench.cache.prefix_index import HashIndex
+from workbench.cache.radix_index import RadixIndex
 from workbench.registry import Registry
 from workbench.structural.compression.byte_planes import BytePlanes
 from workbench.structural.retention.eviction import (
@@ -13,6 +15,7 @@ from workbench.structural.retention.eviction import (
 )
 from workbench.structural.retention.policies import (
     AttentionMass,
+    ExpectedAttention,
     HeavyHitters,
     KeepAll,
     KeyNorm,
@@ -37,6 +40,7 @@ def builtin_registry() -> Registry:
     registry.register("retention", "snapkv", SnapKV)
     registry.register("retention", "tova", Tova)
     registry.register("retention", "key-norm", KeyNorm)
+    registry.register("retention", "expected-attention", ExpectedAttention)
     registry.register("retention", "random", Random)
     registry.register("codec", "none", lambda: None)
     registry.register("codec", "planes+zstd", BytePlanes)
@@ -47,4 +51,6 @@ def builtin_registry() -> Registry:
     registry.register("eviction", "arc", Arc)
     registry.register("eviction", "cost-aware", CostAware)
     registry.register("eviction", "predictive", Predictive)
+    registry.register("index", "hash", HashIndex)
+    registry.register("index", "radix", RadixIndex)
     return registry

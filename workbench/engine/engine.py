@@ -30,6 +30,7 @@ from workbench.engine.streams import Stream
 from workbench.engine.tap import Tap, hand_out
 from workbench.engine.views import inspector
 from workbench.engine.views.frames import FrameBuilder
+from workbench.engine.watchdog import Watchdog
 from workbench.errors import RequestError
 from workbench.events import Event, KVEventBatch
 from workbench.model.load import LoadedModel
@@ -73,6 +74,7 @@ class Engine:
         self.metrics = Metrics(self.clock)
         self.recorder = StepRecorder(self.clock)
         self.misses = MissExplainer()
+        self.watchdog = Watchdog()
         self.requests: dict[str, Request] = {}  # unfinished ones
         self.finished: dict[str, Request] = {}  # the newest finished ones, for the list
         self.streams: dict[str, Stream] = {}
@@ -84,9 +86,7 @@ class Engine:
         self.num_steps = 0
         self.recode_ms_per_block = applying.RECODE_MS_PER_BLOCK
         self.fetch_counters = FetchCounters()
-        self.intake = Intake(self)
-        self.outlet = Outlet(self)
-        self.moves = Moves(self)
+        self.intake, self.outlet, self.moves = Intake(self), Outlet(self), Moves(self)
         self.retainer = Retainer(self, self.registry.create("retention", config.retention.policy))
         self.scheduler = Scheduler(
             config.scheduling,
@@ -111,6 +111,7 @@ class Engine:
             clock=self.clock,
             log=self.log,
             before_evict=self.moves.before_evict,
+            make_index=functools.partial(self.registry.create, "index", config.cache.index),
         )
 
     def _build_hierarchy(self) -> Hierarchy:
@@ -185,13 +186,18 @@ class Engine:
             batch = make_batch(list(out.scheduled.values()), tapping=self.tap is not None)
             runner, policy = self.stack.runner, self.retainer.policy
             logits, mass = runner.run(
-                batch, mass=self.retainer.wants_mass(self.num_steps), norms=policy.needs_keys
+                batch,
+                mass=self.retainer.wants_mass(self.num_steps),
+                norms=policy.needs_keys,
+                reduce=self.config.retention.gqa_reduce,
+                see=self.retainer.watch(batch),
             )
             self.recorder.ran(runner.timing)
             self._update(batch, logits, mass)
             self._measure(batch)
         elif self.fetcher.num_pending:
             self.hierarchy.wait_io(WAIT_FOR_LOADS_S)  # nothing else to do: let the I/O run
+        self.watchdog.observe(self)
         if self.byte_guard is not None:
             self.byte_guard.record(self.stack)
         self.log.flush_kv()

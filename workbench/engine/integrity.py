@@ -110,6 +110,8 @@ def _check_rows(engine: "Engine") -> None:
             seen.add(block)
         _require(len(row.token_ids) == engine.config.cache.block_size, "I3: a row is not full")
     _require(seen == marked, "I3: cached blocks and the index disagree")
+    fault = pool.index.fault()
+    _require(not fault, f"I3: {fault}")
     holders = {block for block in range(len(pool.row_of)) if pool.row_of[block] is not None}
     _require(holders == marked, "I3: a block keeps a row that is gone")
     _check_keys(engine)

@@ -269,6 +269,7 @@ def _publish(
                 token_ids=row.token_ids,
                 lineage=lineage,
                 chain_key=row.chain_key,
+                root_key=row.root_key,
             )
         )
         engine.stack.manager.keys.remember_lineage(lineage)

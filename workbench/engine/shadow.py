@@ -14,7 +14,7 @@ from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import build_geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
-from workbench.cache.prefix_index import PrefixIndex
+from workbench.cache.prefix_index import HashIndex
 from workbench.cache.request_blocks import PrefixHit
 from workbench.engine.runner import ForwardBatch, ModelRunner, make_batch
 from workbench.request import Request
@@ -56,7 +56,7 @@ class Shadow:
             num_slabs=1,
             slab_bytes=pages * spec.page_bytes,
             smallest_page_bytes=spec.page_bytes,
-            index=PrefixIndex(_ignore, _ignore),
+            index=HashIndex(_ignore, _ignore),
             before_evict=_ignore,
         )
         manager = KVCacheManager(
