@@ -178,6 +178,7 @@ class Engine:
         """Advance by one batch; new tokens and ends since the last call."""
         self.num_steps += 1
         self.log.step = self.stack.pool.step = self.num_steps
+        self.hierarchy.begin_step(self.num_steps)
         self.recorder.start()
         out = self.scheduler.schedule()
         self._after_schedule(out)
