@@ -120,6 +120,7 @@ class CacheSettings(_Section):
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
     prefix_caching: bool = setting(True, change="hot", dim="X")
+    partial_hits: bool = setting(False, change="hot", dim="X")
     index: str = setting("hash", change="hot", dim="X", choices=PREFIX_INDEXES)
     eviction: str = setting("lru", change="hot", dim="X", choices=EVICTION_ORDERS)
     reuse: str = setting("recoded", change="hot", dim="X", choices=("recoded", "exact"))

@@ -117,7 +117,8 @@ class AttentionResult:
     lse: [N, Hq] fp32, natural log of the sum of exp(score); -inf where no slot is visible; only
         with `partial`.
     mass: [R, Hkv, P] or [R, Hkv, P * S] fp32, attention summed over the step's query rows and the
-        query heads of a KV head, normalised over the slots of this class; only if asked.
+        query heads of a KV head, normalised over the slots of this class; only if asked. With
+        `each_head` the query heads are apart: Hq in place of Hkv.
     """
 
     out: Tensor

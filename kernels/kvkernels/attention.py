@@ -31,6 +31,7 @@ class Call:
     ) -> None:
         """Join the scales of the layer."""
         self.plan, self.layer, self.partial = plan, layer, partial
+        self.each_head = False
         self.factors = Factors.of(plan, layer, scale, state)
         self.mass: Tensor | None = None
 
@@ -45,6 +46,7 @@ def attend(
     state: FormatState,
     mass: Mass = None,
     partial: bool = False,
+    each_head: bool = False,
 ) -> AttentionResult:
     """Attend q [N, Hq, D] (bf16 or fp32) to the pages of `plan`; see `AttentionResult`.
 
@@ -58,9 +60,9 @@ def attend(
     call = Call(plan, layer, softmax_scale, state, partial)
     if mass is not None:
         slots = plan.num_pages * plan.spec.block_size
-        call.mass = torch.zeros(
-            plan.num_requests * plan.num_head_groups, plan.spec.num_kv_heads, slots
-        )
+        call.each_head = each_head
+        heads = num_heads // plan.num_head_groups if each_head else plan.spec.num_kv_heads
+        call.mass = torch.zeros(plan.num_requests * plan.num_head_groups, heads, slots)
     if plan.covers_all:
         out, lse = _attend_batch(q, arena, call, plan.batches[0])
     else:
@@ -136,19 +138,18 @@ def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor,
         if call.mass is not None:
             k = bound.key.view(batch.num_rows, -1, *bound.key.shape[2:])
             query = q.reshape(*k.shape[:2], -1, 1, k.shape[-1]).to(k.dtype)
-            _dense_mass(query, k, batch, call.factors.score, call.mass)
+            _dense_mass(query, k, batch, call)
         return out, lse
     return bound.run(q, arena, call.layer, call.factors, call.partial, _mass_adder(call, batch))
 
 
 def _mass_adder(call: Call, batch: Batch) -> Callable[[Tensor], None] | None:
-    total = call.mass
-    if total is None:
+    if call.mass is None:
         return None
 
     def add(probs: Tensor) -> None:
         shape = (batch.num_rows, call.plan.spec.num_kv_heads, -1, 1, probs.shape[-1])
-        _add_mass(probs.view(shape), batch, slice(0, 1), total)
+        _add_mass(probs.view(shape), batch, slice(0, 1), call)
 
     return add
 
@@ -224,7 +225,7 @@ def _dense(
     query = query.to(k.dtype)
     out, lse = _fused(query, k, v, batch, call.factors.score)
     if call.mass is not None:
-        _dense_mass(query, k, batch, call.factors.score, call.mass)
+        _dense_mass(query, k, batch, call)
     if call.factors.out != 1.0:  # bf16 would round twice
         out = out.to(torch.float32).mul_(call.factors.out)
     return out, lse
@@ -252,7 +253,7 @@ def _fused(
     return out.unflatten(0, (rows, heads)), lse.reshape(shape)
 
 
-def _dense_mass(query: Tensor, k: Tensor, batch: Batch, scale: float, total: Tensor) -> None:
+def _dense_mass(query: Tensor, k: Tensor, batch: Batch, call: Call) -> None:
     """Add each slot's attention, in tiles of query positions so that scores stay bounded."""
     rows, heads, share, queries, dim = query.shape
     tile = max(1, MAX_SCORES // (rows * heads * share * batch.num_slots))
@@ -260,22 +261,28 @@ def _dense_mass(query: Tensor, k: Tensor, batch: Batch, scale: float, total: Ten
     for start in range(0, queries, tile):
         part = slice(start, start + tile)
         flat = query[:, :, :, part].reshape(rows * heads, -1, dim)
-        scores = torch.bmm(flat, keys).to(torch.float32).mul_(scale)
+        scores = torch.bmm(flat, keys).to(torch.float32).mul_(call.factors.score)
         scores = scores.view(rows, heads, share, -1, batch.num_slots)
         if batch.bias is not None:
             bias = batch.bias[:, :, part]
             scores += bias.view(rows, bias.shape[0] // rows, 1, *bias.shape[2:])
-        _add_mass(torch.softmax(scores, -1), batch, part, total)
+        _add_mass(torch.softmax(scores, -1), batch, part, call)
 
 
-def _add_mass(probs: Tensor, batch: Batch, queries: slice, total: Tensor) -> None:
-    """Add probabilities [B, h, G, Q, T] to total [rows, h, P * S], padding queries left out."""
+def _add_mass(probs: Tensor, batch: Batch, queries: slice, call: Call) -> None:
+    """Add probabilities [B, h, G, Q, T] to the mass [rows, h or h * G, P * S].
+
+    Padding queries are left out.
+    """
+    total = call.mass
+    assert total is not None, "somebody asked for it"
     if batch.blind is not None:
         probs = probs.masked_fill(batch.blind[:, None, None, queries, None], 0.0)
     if batch.real is not None:
         probs = probs * batch.real[:, None, None, queries, None]
     slots = probs.shape[-1]
-    total[..., :slots].index_add_(0, batch.rows, probs.sum((2, 3)))
+    sums = probs.sum(3).flatten(1, 2) if call.each_head else probs.sum((2, 3))
+    total[..., :slots].index_add_(0, batch.rows, sums)
 
 
 def _finish_mass(plan: Plan, total: Tensor | None, mass: Mass) -> Tensor | None:

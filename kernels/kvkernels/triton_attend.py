@@ -74,6 +74,7 @@ def attend(
     state: FormatState,
     mass: Mass = None,
     partial: bool = False,
+    each_head: bool = False,
 ) -> AttentionResult:
     """Attend q [N, Hq, D] (bf16 or fp32) to the pages of `plan`; see `reference.attend`."""
     spec = plan.spec
@@ -97,7 +98,7 @@ def attend(
         launch.small(tiles, out, lse)
     if tiles.large.numel():
         launch.attention(tiles.large, out, lse, 1, tiles.longest, shape.large_tile)
-    weights = launch.mass(lse) if mass is not None else None
+    weights = launch.mass(lse, share if each_head else 1) if mass is not None else None
     if weights is not None and mass == "page":
         weights = weights.unflatten(-1, (plan.num_pages, spec.block_size)).sum(-1)
     if turned[1]:
@@ -202,13 +203,16 @@ class _Launch:
             num_warps=2,
         )
 
-    def mass(self, lse: Tensor) -> Tensor:
-        """Attention summed over queries and query heads: [R, Hkv, P * S]."""
+    def mass(self, lse: Tensor, parts: int) -> Tensor:
+        """Attention summed over queries and query heads, [R, Hkv * parts, P * S].
+
+        `parts`: 1, or all query heads of a KV head, which then stay apart.
+        """
         plan, spec = self.plan, self.plan.spec
         rows, slots = plan.pages.shape[0], plan.num_pages * spec.block_size
-        total = torch.empty(rows, spec.num_kv_heads, slots, device=self.q.device)
+        total = torch.empty(rows, spec.num_kv_heads * parts, slots, device=self.q.device)
         block = self.shape.block_slots
-        mass_kernel[(rows, spec.num_kv_heads, triton.cdiv(slots, block))](
+        mass_kernel[(rows, spec.num_kv_heads * parts, triton.cdiv(slots, block))](
             self.q,
             lse,
             total,
@@ -226,6 +230,7 @@ class _Launch:
             **self.constants,
             BLOCK_M=SMALL_TILE,
             BLOCK_N=block,
+            PARTS=parts,
             num_warps=self.shape.num_warps,
             num_stages=1,  # a pipelined loop would hold two tiles of queries in registers
             maxnreg=self.most_registers(SMALL_TILE),

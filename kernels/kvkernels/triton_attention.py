@@ -95,10 +95,14 @@ def mass_kernel(
     scale, width, num_groups,
     K: tl.constexpr, PAGE: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, DOT: tl.constexpr, HAS_LOG: tl.constexpr, ROPE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Sum exp(score - lse) over a row's queries and query heads: fp32 mass [rows, H, width * S]."""
+    """Sum exp(score - lse) over a row's queries and query heads: fp32 mass [rows, H, width * S].
+
+    With PARTS = G, else 1, query heads stay apart: [rows, H * G, width * S].
+    """
     row = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(1) // PARTS
     t = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = t < tl.load(rows + row * 6 + 2)
     layer_start = layer.to(tl.int64) * PAGE.layer_bytes
@@ -115,6 +119,9 @@ def mass_kernel(
         )  # fmt: skip
         norm = tl.load(lse + at, mask=real, other=0.0) * 1.4426950408889634
         seen = t[None, :] < visible[:, None]
+        if PARTS > 1:
+            seen = seen & (at % PARTS == tl.program_id(1) % PARTS)[:, None]
         sums += tl.sum(tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0), 0)
     slots = width * PAGE.slots
-    tl.store(mass + (row * PAGE.heads + head) * slots + t, sums, mask=t < slots)
+    place = row * PAGE.heads * PARTS + tl.program_id(1)
+    tl.store(mass + place * slots + t, sums, mask=t < slots)

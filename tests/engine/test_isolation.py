@@ -15,6 +15,7 @@ class Careless:
 
     needs_mass = False
     needs_keys = False
+    needs_queries = False
     min_observed_tokens = 0
 
     def tail_queries(self, settings: RetentionSettings) -> int:

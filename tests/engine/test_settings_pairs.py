@@ -29,6 +29,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
+    "cache.partial_hits": (False, True),
     "cache.index": PREFIX_INDEXES,
     "cache.eviction": EVICTION_ORDERS,
     "cache.mode": ("on", "off"),

@@ -88,7 +88,8 @@ def attention(spec: PageSpec, query: torch.dtype, share: int, **flags: bool) -> 
                     constants | {"BLOCK_M": tile}, types, num_warps=warps,
                     num_stages=2, maxnreg=most_registers(tile, dot, spec, rope))  # fmt: skip
     types = arenas | {"q": TYPES[query]}
-    yield usage(f"mass {label}", mass_kernel, constants | {"BLOCK_M": SMALL_TILE}, types,
+    yield usage(f"mass {label}", mass_kernel,
+                constants | {"BLOCK_M": SMALL_TILE, "PARTS": share}, types,
                 num_warps=warps, num_stages=1,
                 maxnreg=most_registers(SMALL_TILE, dot, spec, rope))  # fmt: skip
 

@@ -105,6 +105,16 @@ def test_mass_sums_to_the_query_rows(fmt: str) -> None:
     assert by_page.shape[-1] == world.tables.page_offsets.shape[-1]
 
 
+@pytest.mark.parametrize("fmt", ["bf16", "int8", "kivi2"])
+@pytest.mark.parametrize("step", STEPS)
+def test_mass_of_query_heads_sums_to_the_kv_heads(fmt: str, step: str) -> None:
+    world = build(Case(fmt, fmt, **STEPS[step]))
+    whole = run(world, reference).mass
+    parts = run(world, reference, each_head=True).mass
+    assert whole is not None and parts is not None
+    torch.testing.assert_close(parts.unflatten(1, (-1, world.case.share)).sum(2), whole)
+
+
 def test_asking_for_mass_does_not_move_the_output() -> None:
     for fmt in FORMATS:
         world = build(Case(fmt, fmt, bf16=True, **STEPS["mixed"]))

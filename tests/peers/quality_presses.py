@@ -7,7 +7,8 @@ Answer: {"presses": {name: {ratio: {"kl": [[nats]], "same": [[bool]], "kept": to
 The file has, for each window w, `kept/name/ratio/w` bool [L, Hkv, context] packed to bytes along
 the last axis, and `scores/name/ratio/w` fp32 [L, Hkv, context].
 
-SnapKVPress and TOVAPress never drop the newest token; ObservedAttentionPress and KnormPress may.
+SnapKVPress and TOVAPress never drop the newest token; ObservedAttentionPress, KnormPress and
+ExpectedAttentionPress may.
 Here they do not either: its score is raised, and `newest_dropped` says in how many heads that
 mattered.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from kvpress import (
+    ExpectedAttentionPress,
     KnormPress,
     ObservedAttentionPress,
     SnapKVPress,
@@ -35,9 +37,10 @@ PRESSES = {
     "tova": lambda ratio: TOVAPress(compression_ratio=ratio),
     "observed_attention": lambda ratio: ObservedAttentionPress(compression_ratio=ratio),
     "knorm": lambda ratio: KnormPress(compression_ratio=ratio),
+    "expected_attention": lambda ratio: ExpectedAttentionPress(compression_ratio=ratio),
 }
 NEEDS_EAGER = ("observed_attention",)
-KEEPS_NEWEST = ("observed_attention", "knorm")
+KEEPS_NEWEST = ("observed_attention", "knorm", "expected_attention")
 
 
 class Recorder:

@@ -13,6 +13,7 @@ from workbench.quality.hooks import AttendHook, hooked
 from workbench.quality.peers_presses import (
     PRESSES,
     TIE,
+    KeptRun,
     compare_kept,
     compressed_only,
     press_changes,
@@ -31,10 +32,12 @@ class Collect(AttendHook):
     def __init__(self, num_layers: int) -> None:
         self.q: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self.k: list[list[Tensor]] = [[] for _ in range(num_layers)]
+        self.v: list[list[Tensor]] = [[] for _ in range(num_layers)]
 
     def after(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         self.q[layer].append(q)
         self.k[layer].append(k)
+        self.v[layer].append(v)
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +53,59 @@ def held(model, window):
 
 @pytest.fixture(scope="module")
 def context(model, window):
-    """Attention [L, Hkv, G, T, T] and keys [L, Hkv, T, D] of the context, float64."""
+    """Attention [L, Hkv, G, T, T], q [L, T, Hkv, G, D], k and v [L, Hkv, T, D], float64."""
     collected = Collect(model.arch.num_layers)
     with (
         lab_engine(model, full_changes(model), len(window.token_ids)) as engine,
         hooked(engine, collected),
     ):
         run_window(engine, window, schedule(window, PLAN, None), lambda *rows: None)
-    q, k = (
+    q, k, v = (
         torch.stack([torch.cat(parts)[: window.context] for parts in layers]).double()
-        for layers in (collected.q, collected.k)
+        for layers in (collected.q, collected.k, collected.v)
     )  # [L, T, H, D]
     heads = k.shape[2]
-    scores = torch.einsum("lthgd,lshd->lhgts", q.unflatten(2, (heads, -1)), k)
+    q = q.unflatten(2, (heads, -1))
+    scores = torch.einsum("lthgd,lshd->lhgts", q, k)
     scores *= q.shape[-1] ** -0.5
     later = torch.ones(window.context, window.context).triu(1).bool()
-    return scores.masked_fill(later, -torch.inf).softmax(-1), k.transpose(1, 2)
+    attention = scores.masked_fill(later, -torch.inf).softmax(-1)
+    return attention, q, k.transpose(1, 2), v.transpose(1, 2)
 
 
-def press_scores(press: str, attention: Tensor, keys: Tensor, num_kept: int) -> Tensor:
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    one, two = x.chunk(2, -1)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+
+
+def expected(model, q: Tensor, keys: Tensor, values: Tensor, reduce: str) -> Tensor:
+    """Scores [L, Hkv, T - 4] of Expected Attention."""
+    count, dim = q.shape[1], q.shape[-1]
+    frequencies = torch.tensor(model.arch.inverse_frequencies(), dtype=torch.float64)
+    angles = torch.arange(count + 512)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    here = (slice(count), None, None)
+    before = turned(q, cos[here], -sin[here])[:, 4:]
+    rotation = cos[count:].mean(0), sin[count:].mean(0)
+    matrix = turned(torch.eye(dim, dtype=torch.float64), *rotation).T
+    mean = before.mean(1)  # [L, Hkv, G, D]
+    around = before - mean[:, None]
+    covariance = torch.einsum("lthgi,lthgj->lhgij", around, around) / len(around[0])
+    mean, covariance = mean @ matrix.T, matrix @ covariance @ matrix.T
+    k = keys[:, :, 4:]
+    logits = torch.einsum("lhgd,lhtd->lhgt", mean, k) / dim**0.5
+    logits += torch.einsum("lhti,lhgij,lhtj->lhgt", k, covariance, k) / (2 * dim)
+    return reduced(logits.softmax(-1), 2, reduce) * values[:, :, 4:].norm(dim=-1)
+
+
+def reduced(x: Tensor, dim: int, how: str) -> Tensor:
+    return {"mean": x.mean, "sum": x.sum, "max": x.amax}[how](dim)
+
+
+def press_scores(
+    model, press: str, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, num_kept: int,
+    reduce: str = "mean",
+) -> Tensor:  # fmt: skip
     """Scores [L, Hkv, T] as each article and press has them; the newest token stays."""
     layers, heads, _, count, _ = attention.shape
     scores = torch.zeros(layers, heads, count, dtype=torch.float64)
@@ -76,13 +113,16 @@ def press_scores(press: str, attention: Tensor, keys: Tensor, num_kept: int) -> 
         scores[..., :4] = scores[..., -(num_kept - 4) :] = 1
     elif press == "snapkv":
         seen = attention[..., -64:, :-64].mean(-2)  # [L, Hkv, G, T - 64]
-        pooled = avg_pool1d(seen.flatten(0, 1), 5, stride=1, padding=2).unflatten(0, (layers, -1))
-        scores[..., :-64] = pooled.mean(2)
+        seen = reduced(seen, 2, reduce)
+        scores[..., :-64] = avg_pool1d(seen, 5, stride=1, padding=2)
         scores[..., -64:] = 2
     elif press == "tova":
-        scores[:] = attention[..., -1, :].mean((1, 2))[:, None]
+        scores[:] = reduced(attention[..., -1, :], 2, reduce).mean(1)[:, None]
     elif press == "observed_attention":
         scores[:] = (attention.sum(-2) / torch.arange(count, 0, -1)).mean(2)
+    elif press == "expected_attention":
+        scores[:] = 1e9
+        scores[..., 4:] = expected(model, q, keys, values, reduce)
     else:
         scores[:] = -keys.norm(dim=-1)
     scores[..., -1] = scores.max() + 1
@@ -93,13 +133,24 @@ def press_scores(press: str, attention: Tensor, keys: Tensor, num_kept: int) -> 
 @pytest.mark.parametrize("press", PRESSES)
 def test_what_stays_is_what_the_press_scores_best(model, window, held, context, press, num_kept):
     run = run_kept(model, press_changes(model, press, num_kept), window, PLAN, held)
-    scores = press_scores(press, *context, num_kept)
+    check(run, press_scores(model, press, *context, num_kept), num_kept)
+    assert len(run.scores) == window.num_scored and (run.scores.kl > 0).any()
+
+
+@pytest.mark.parametrize("reduce", ["max", "sum"])
+@pytest.mark.parametrize("press", ["snapkv", "tova", "expected_attention"])
+def test_query_heads_are_reduced_as_the_setting_says(model, window, held, context, press, reduce):
+    changes = press_changes(model, press, 80) | {"retention.gqa_reduce": reduce}
+    run = run_kept(model, changes, window, PLAN, held)
+    check(run, press_scores(model, press, *context, 80, reduce), 80)
+
+
+def check(run: KeptRun, scores: Tensor, num_kept: int) -> None:
     best = torch.zeros(scores.shape, dtype=torch.bool)
     best.scatter_(-1, scores.topk(num_kept, dim=-1).indices, True)
     assert (run.kept.sum(-1) == num_kept).all()
     found = compare_kept(run.kept, best.numpy(), scores.numpy())
     assert found.num_counted == 0, found
-    assert len(run.scores) == window.num_scored and (run.scores.kl > 0).any()
 
 
 def test_all_tokens_kept_cost_nothing(model, window, held):

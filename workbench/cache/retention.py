@@ -15,7 +15,8 @@ class StoredTokens:
     positions: int [n]. Attention, averaged over the group's layers and query heads, float [n] each
     (0 where nothing was observed): `mass` summed over all queries so far, `rate` the same per query
     that could see the token, `recent` per query of the step just done.
-    num_tokens: logical length of the request.
+    num_tokens: logical length of the request. `key_norm`: length of each key. `expected`: what
+    queries to come are expected to give each token, times the length of its value.
     """
 
     positions: np.ndarray
@@ -25,6 +26,7 @@ class StoredTokens:
     num_tokens: int
     block_size: int
     key_norm: np.ndarray | None = None
+    expected: np.ndarray | None = None
 
 
 class RetentionPolicy(Protocol):
@@ -32,13 +34,15 @@ class RetentionPolicy(Protocol):
 
     Sinks, window, budget and level (token or page) are the engine's: a policy only gives scores.
     `needs_mass`: attention mass has to be observed at every step. `needs_keys`: so have the keys,
-    and a prefix that others computed is no hit, because its keys were not seen.
+    and a prefix that others computed is no hit, because its keys were not seen. `needs_queries`:
+    the queries have to be observed, and `expected` is computed.
     `min_observed_tokens`: queries that must have been observed before it decides; a prefix hit is
     cut to leave that many.
     """
 
     needs_mass: bool
     needs_keys: bool
+    needs_queries: bool
     min_observed_tokens: int
 
     def tail_queries(self, settings: RetentionSettings) -> int:

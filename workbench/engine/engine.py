@@ -38,7 +38,8 @@ from workbench.registry import Registry
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
 from workbench.snapshot import ApplyReport, BlockView, IntegrityView, Snapshot
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
-from workbench.temporal.scheduling.fetcher import FetchCounters, Fetcher
+from workbench.temporal.scheduling.fetcher import Fetcher
+from workbench.temporal.scheduling.loads import FetchCounters
 from workbench.temporal.scheduling.scheduler import Scheduler
 from workbench.temporal.scheduling.step import SchedulerOutput
 
@@ -138,6 +139,7 @@ class Engine:
             stack.store,
             self.hierarchy,
             self.metrics.recompute_s,
+            self.clock.now_s,
             on_load=self.moves.loaded,
             counters=self.fetch_counters,
         )

@@ -9,47 +9,54 @@ from workbench.cache.geometry import Geometry
 from workbench.cache.step_tables import ClassTables
 
 
-def join_classes(
-    parts: list[tuple[ClassTables, AttentionResult]], q_lens: np.ndarray, num_kv_heads: int
-) -> Tensor:
-    """Mass fp32 [R, Hkv, T] by slot, from results over one page class each; open pages come last.
+def join_classes(parts: list[tuple[ClassTables, AttentionResult]], q_lens: np.ndarray) -> Tensor:
+    """Mass fp32 [R, H, T] by slot, from results over one page class each; open pages come last.
 
-    A class's mass is normalised over its own slots, so it is weighed by the class's share of the
-    softmax. That share is a mean over the step's query rows and the heads of a KV head, which is
-    exact for one query and one head, and close for more.
+    H are KV heads, or query heads where the kernels kept them apart. A class's mass is normalised
+    over its own slots, so it is weighed by the class's share of the softmax. That share is a mean
+    over the step's query rows and the heads of a KV head, which is exact for one query and one
+    head, and close for more.
     """
     if len(parts) == 1:
         return parts[0][1].mass  # type: ignore[return-value]
     parts = sorted(parts, key=lambda part: part[0].new_lens is None)
+    num_heads = parts[0][1].mass.shape[1]  # type: ignore[union-attr]
     lse = torch.stack([result.lse for _, result in parts])  # type: ignore[misc]
     share = torch.softmax(lse, 0).nan_to_num_(0.0)  # [C, N, Hq]
-    share = share.unflatten(-1, (num_kv_heads, -1)).mean(-1)  # [C, N, Hkv]
+    share = share.unflatten(-1, (num_heads, -1)).mean(-1)  # [C, N, H]
     rows = torch.from_numpy(np.repeat(np.arange(len(q_lens)), q_lens)).to(share.device)
-    sums = share.new_zeros(len(parts), len(q_lens), num_kv_heads).index_add_(1, rows, share)
+    sums = share.new_zeros(len(parts), len(q_lens), num_heads).index_add_(1, rows, share)
     sums /= torch.from_numpy(q_lens).to(share.device)[None, :, None]
     width = sum(result.mass.shape[-1] for _, result in parts)  # type: ignore[union-attr, misc]
-    joined = share.new_zeros(len(q_lens), num_kv_heads, width)
-    start = np.zeros((len(q_lens), num_kv_heads), np.int64)
+    joined = share.new_zeros(len(q_lens), num_heads, width)
+    start = np.zeros((len(q_lens), num_heads), np.int64)
     for (tables, result), weight in zip(parts, sums, strict=True):
         mass: Tensor = result.mass  # type: ignore[assignment]
         at = torch.from_numpy(start)[..., None] + torch.arange(mass.shape[-1])
         joined.scatter_add_(-1, at.to(mass.device).clamp_(max=width - 1), mass * weight[..., None])
-        start += np.repeat(tables.kv_lens.T, num_kv_heads // len(tables.kv_lens), axis=1)
+        start += np.repeat(tables.kv_lens.T, num_heads // len(tables.kv_lens), axis=1)
     return joined
 
 
-def by_group(geometry: Geometry, masses: list[list[Tensor]], num_heads: int) -> Tensor:
-    """Mean over a group's layers and query heads, fp32 [R, num_groups, T] on the host.
+def by_group(
+    geometry: Geometry, masses: list[list[Tensor]], num_heads: int, reduce: str = "mean"
+) -> Tensor:
+    """Mean over a group's layers and KV heads, fp32 [R, num_groups, T] on the host.
 
-    `masses`: of each layer set, one [R, Hkv, T] a layer, summed over the heads of a KV head.
+    `masses`: of each layer set, one [R, H, T] a layer, summed over the heads of a KV head or not.
+    `reduce`: what the query heads of a KV head become: their mean, max (where they are apart) or
+    sum.
     """
     width = max(part.shape[-1] for parts in masses for part in parts)
     joined = torch.zeros(masses[0][0].shape[0], len(geometry.groups), width)
     share = num_heads // geometry.num_kv_heads
     for layer_set, parts in zip(geometry.layer_sets, masses, strict=True):
+        if parts[0].shape[1] == num_heads != geometry.num_kv_heads:
+            apart = (part.unflatten(1, (-1, share)) for part in parts)
+            parts = [part.amax(2) if reduce == "max" else part.sum(2) for part in apart]
         total = torch.stack(parts).sum(0).cpu()  # [R, Hkv, T]
         split = total.unflatten(1, (len(layer_set.groups), -1))
-        heads = split.shape[2] * share * len(parts)
+        heads = split.shape[2] * len(parts) * (share if reduce == "mean" else 1)
         joined[:, list(layer_set.groups), : total.shape[-1]] = split.sum(2) / heads
     return joined
 

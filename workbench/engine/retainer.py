@@ -1,6 +1,7 @@
 """Attention mass of running requests, and the retention policy that reads it after each step."""
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 from workbench.cache.eviction import evict_pages, keep_slots
 from workbench.cache.retention import RetentionPolicy, StoredTokens
 from workbench.config import EngineConfig, RetentionSettings
+from workbench.engine.query_watch import QueryWatch
 from workbench.engine.runner import ForwardBatch
+from workbench.engine.step_attention import SeeQueries
 from workbench.request import Request
 from workbench.structural.retention.budgets import split_budget
 from workbench.structural.retention.merging import merge_into_kept
@@ -29,11 +32,13 @@ class Retainer:
         self._engine = engine
         self.policy = policy
         self.observers: dict[str, MassObserver] = {}
+        self.queries = QueryWatch(engine)
         self.for_display = True
 
     def add(self, request: Request) -> None:
         """Begin to observe a request."""
         config = self._engine.config
+        self.queries.forget(request.request_id)
         self.observers[request.request_id] = MassObserver(
             len(self._engine.stack.specs.full), config.model.max_model_len + config.cache.block_size
         )
@@ -46,6 +51,10 @@ class Retainer:
     def wants_mass(self, step: int) -> bool:
         """Whether the kernels should return attention mass at this step."""
         return self.policy.needs_mass or (self.for_display and step % MASS_EVERY == 0)
+
+    def watch(self, batch: ForwardBatch) -> SeeQueries | None:
+        """Who looks at the queries of a step, if anybody does."""
+        return self.queries.begin(batch) if self.policy.needs_queries else None
 
     def tail_tokens(self) -> int | None:
         """Last tokens of a prompt that form a step of their own, so that they are observed alone.
@@ -106,15 +115,11 @@ class Retainer:
             return
         manager, geometry = self._engine.stack.manager, self._engine.stack.geometry
         blocks = manager.requests[request.request_id]
-        if int(blocks.stored_len.max()) <= floor_tokens(settings):
+        most = max(settings.budget_tokens, floor_tokens(settings))
+        least = most if settings.split == "uniform" else floor_tokens(settings)
+        if int(blocks.stored_len.max()) <= least:
             return
-        observer = self.observers[request.request_id]
-        views = [
-            observer.stored(
-                group, blocks.positions(group), request.num_computed_tokens, manager.block_size
-            )
-            for group in range(len(manager.classes))
-        ]
+        views = self._views(request)
         scores = [self.policy.score(view, settings) for view in views]
         budgets = split_budget(geometry, views, scores, settings)
         freed = dropped = 0
@@ -129,6 +134,23 @@ class Retainer:
                 num_tokens=dropped,
                 policy=settings.policy,
             )
+
+    def _views(self, request: Request) -> list[StoredTokens]:
+        """What the policy sees of each group."""
+        manager = self._engine.stack.manager
+        blocks, observer = manager.requests[request.request_id], self.observers[request.request_id]
+        views = [
+            observer.stored(
+                group, blocks.positions(group), request.num_computed_tokens, manager.block_size
+            )
+            for group in range(len(manager.classes))
+        ]
+        if self.policy.needs_queries:
+            expected = self.queries.expected(request)
+            views = [
+                replace(view, expected=scores) for view, scores in zip(views, expected, strict=True)
+            ]
+        return views
 
     def _evict(
         self, request: Request, group: int, view: StoredTokens, score: np.ndarray, budget: int

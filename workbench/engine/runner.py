@@ -13,7 +13,7 @@ from workbench.cache.page_store import PageStore
 from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.clock import Clock
 from workbench.engine.mass import by_group, mean_norms
-from workbench.engine.step_attention import StepAttention, StepTiming
+from workbench.engine.step_attention import SeeQueries, StepAttention, StepTiming
 from workbench.model.decoder import Decoder
 from workbench.request import Request
 
@@ -104,11 +104,18 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(
-        self, batch: ForwardBatch, *, mass: bool, norms: bool = False
+        self,
+        batch: ForwardBatch,
+        *,
+        mass: bool,
+        norms: bool = False,
+        reduce: str = "mean",
+        see: SeeQueries | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(logits fp32 [M, vocab], mass or None).
 
-        mass: fp32 [R, num_groups, T] by stored slot, averaged over a group's layers and heads.
+        mass: fp32 [R, num_groups, T] by stored slot, averaged over a group's layers and heads; the
+        query heads of a KV head are reduced by `reduce`. `see` gets the queries of each layer.
         With `norms`, `key_norms` holds the length of each new key, alike: float [N, num_groups].
         """
         started = self.clock.now_s()
@@ -126,6 +133,8 @@ class ModelRunner:
             positions=batch.positions,
             mode=self.mode,
             rope_table=self.rope_table,
+            each_head=mass and reduce == "max",
+            see=see,
         )
         device = self.store.device
         logits = self.decoder.forward(
@@ -139,4 +148,4 @@ class ModelRunner:
         self.key_norms = mean_norms(self.geometry, attend.norms) if norms else None
         if not mass:
             return logits, None
-        return logits, by_group(self.geometry, attend.masses, self.decoder.arch.num_heads)
+        return logits, by_group(self.geometry, attend.masses, self.decoder.arch.num_heads, reduce)

@@ -1,5 +1,6 @@
 """Attention of one step: writes new keys and values into pages, reads them back, layer by layer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,8 @@ from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
 from workbench.engine.mass import join_classes
 from workbench.request import Request
+
+SeeQueries = Callable[[int, Tensor], None]  # layer, q [N, Hq, D] as they come
 
 
 @dataclass
@@ -47,6 +50,8 @@ class StepAttention:
         positions: np.ndarray,
         mode: RopeMode = "stored",
         rope_table: RopeTable | None = None,
+        each_head: bool = False,
+        see: SeeQueries | None = None,
     ) -> None:
         self._geometry = geometry
         self._classes = manager.pool.classes
@@ -56,6 +61,7 @@ class StepAttention:
         self._q_lens = q_lens
         self._positions, self._mode, self._rope_table = positions, mode, rope_table
         self._wants_mass, self._wants_norms = wants_mass, wants_norms
+        self._each_head, self._see = each_head, see
         self.masses: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
         self.norms: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
         self._plans = [  # of each layer set and page class: its tables and their flat index
@@ -72,6 +78,8 @@ class StepAttention:
         kernels, store = self._store.kernels, self._store
         layer_set, local = self._geometry.layer_set_of(layer)
         plans = self._plans[layer_set.index]
+        if self._see is not None:
+            self._see(layer, q)
         if self._wants_norms:
             lengths = torch.linalg.vector_norm(k.float(), dim=-1)
             self.norms[layer_set.index].append(lengths)
@@ -88,10 +96,11 @@ class StepAttention:
                 state=state,
                 mass="token" if self._wants_mass else None,
                 partial=len(plans) > 1,
+                each_head=self._each_head,
             )
             parts.append((tables, result))
         if self._wants_mass:
-            joined = join_classes(parts, self._q_lens, self._geometry.num_kv_heads)
+            joined = join_classes(parts, self._q_lens)
             self.masses[layer_set.index].append(joined)
         self._timing.attention_s += self._clock.now_s() - begun
         return kernels.merge([result for _, result in parts])  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ from workbench.request import Request
 Tell = Callable[[str], None]
 TIE = 1e-6  # relative distance of scores below which either token may stay
 
+# fmt: off
 # A press, and our settings for it: sinks and window as the press has them
 PRESSES: dict[str, Changes] = {
     "streaming_llm": {"retention.policy": "sink+window", "retention.sink_tokens": 4},
@@ -36,7 +37,11 @@ PRESSES: dict[str, Changes] = {
     "tova": {"retention.policy": "tova", "cache.grouping": "layer"},
     "observed_attention": {"retention.policy": "attention-mass"},
     "knorm": {"retention.policy": "key-norm"},
+    "expected_attention": {
+        "retention.policy": "expected-attention", "retention.sink_tokens": 4,
+    },
 }
+# fmt: on
 EXACT: Changes = {
     "cache.grouping": "head",
     "cache.block_size": 4,

@@ -45,6 +45,7 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
         LedgerLine(name="unassigned_slabs", num_bytes=unassigned),
         LedgerLine(name="slab_waste", num_bytes=waste),
         LedgerLine(name="scratch", num_bytes=stack.store.scratch.bytes),
+        LedgerLine(name="query_statistics", num_bytes=engine.retainer.queries.num_bytes),
         LedgerLine(name="shadow", num_bytes=engine.shadow.num_bytes if engine.shadow else 0),
         LedgerLine(
             name="dram_tier",

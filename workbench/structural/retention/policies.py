@@ -13,6 +13,7 @@ class _Policy:
 
     needs_mass = False
     needs_keys = False
+    needs_queries = False
     min_observed_tokens = 0
 
     def tail_queries(self, settings: RetentionSettings) -> int:
@@ -120,6 +121,21 @@ class KeyNorm(_Policy):
         """Short keys are worth more."""
         assert tokens.key_norm is not None, "needs_keys asks for them"
         return -tokens.key_norm
+
+
+class ExpectedAttention(_Policy):
+    """Keeps what queries to come are expected to read, times the length of the value.
+
+    Source: Devoto et al., Expected Attention, as kvpress has it (see `expected`).
+    """
+
+    needs_queries = True
+    min_observed_tokens = 64  # a covariance of fewer queries says little
+
+    def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
+        """Expected attention of the next positions' queries."""
+        assert tokens.expected is not None, "needs_queries asks for it"
+        return tokens.expected
 
 
 class Random(_Policy):
