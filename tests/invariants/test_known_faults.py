@@ -1,14 +1,22 @@
 """The instructive faults other engines had (shared numbering), each as a test of ours."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
 
 from tests.engine.harness import Runner, assert_idle, assert_naive, build, model, pages, tokens
-from workbench.cache.keys import CacheIdentity, next_key, tagged_key
+from workbench.cache.keys import CacheIdentity, TierKey, next_key, tagged_key
 from workbench.cache.kv_cache_manager import PrefixHit
+from workbench.cache.tier import Lookup
+from workbench.clock import Clock, ManualClock
 from workbench.request import Request, RequestSpec, RequestStatus
+from workbench.spatial.hierarchy.disk_tier import DiskTier
+from workbench.spatial.hierarchy.entries import Entry
+from workbench.spatial.hierarchy.io_thread import Outcome
+from workbench.spatial.hierarchy.mover import key_text
+from workbench.temporal.scheduling.fetcher import MIN_DEADLINE_S
 
 TIERS = {"tiers.dram_mib": 0.5, "tiers.gate": False}
 
@@ -263,7 +271,73 @@ def test_09_abort_in_each_state_gives_everything_back(state: str) -> None:
                 if not isinstance(key, bytes)], "private pages died with their request"  # fmt: skip
 
 
+def _held_back(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, list[str]]:
+    """The I/O thread waits before each `DiskTier.name` until the event is set; what it did."""
+    go_on, done, real = threading.Event(), [], getattr(DiskTier, name)
+
+    def later(disk: DiskTier, entry: Entry, page: np.ndarray, clock: Clock) -> Outcome:
+        assert go_on.wait(30)
+        outcome = real(disk, entry, page, clock)
+        done.append(key_text(entry.key))
+        return outcome
+
+    monkeypatch.setattr(DiskTier, name, later)
+    return go_on, done
+
+
+def test_09_a_load_that_never_ends_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    runner = Runner(build({"tiers.disk_mib": 1.0, "cache.hbm_budget_mib": pages(32)}, clock=clock))
+    engine, prompt = runner.engine, tokens(60)
+    first = runner.one(prompt, 4)
+    runner.one(tokens(126, 1), 2)  # pushes the prompt down
+    assert engine.hierarchy.wait_io()
+    go_on, _ = _held_back(monkeypatch, "read")
+    again = runner.add(prompt, 4)
+    runner.step(5)
+    request = engine.requests[again]
+    assert request.status is RequestStatus.LOADING
+    clock.advance(MIN_DEADLINE_S + 1)
+    runner.step()
+    assert request.status is RequestStatus.RUNNING and request.num_cached_tokens == 0
+    runner.drain()
+    assert runner.outputs[again] == first
+    assert engine.fetch_counters.num_late_loads == 1
+    go_on.set()
+    assert engine.hierarchy.wait_io()
+    runner.step()
+    assert not any(pinned for _, _, pinned, _ in engine.hierarchy.entries("G3"))
+    assert engine.hierarchy.stats().staging_used_bytes == 0
+    engine.hierarchy.check_integrity()
+
+
 # 10. a hash is visible before the bytes are written (vLLM #45704)
+
+
+def test_10_a_page_that_is_still_written_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(build({"tiers.disk_mib": 1.0, "cache.hbm_budget_mib": pages(32)}))
+    engine, prompt = runner.engine, tokens(60)
+    first = runner.one(prompt, 4)
+    go_on, written = _held_back(monkeypatch, "write")
+    lookup, answers = engine.hierarchy.lookup, []
+
+    def spy(key: TierKey) -> Lookup:
+        answer = lookup(key)
+        answers.append(answer)
+        assert answer is not Lookup.HIT or key_text(key) in written
+        return answer
+
+    monkeypatch.setattr(engine.hierarchy, "lookup", spy)
+    runner.one(tokens(126, 1), 2)  # pushes the prompt down, as far as the I/O thread lets it
+    again = runner.add(prompt, 4)
+    runner.step(20)
+    assert engine.requests[again].status is RequestStatus.WAITING and not written
+    assert Lookup.HIT_PENDING in answers and Lookup.HIT not in answers
+    go_on.set()
+    assert engine.hierarchy.wait_io()
+    runner.drain()
+    assert engine.fetch_counters.num_loaded_pages > 0
+    assert runner.outputs[again] == first
 
 
 def test_10_rows_are_visible_only_after_their_bytes() -> None:

@@ -135,14 +135,9 @@ class Engine:
         """Connect scheduler and fetcher to the current stack."""
         stack = self.stack
         self.fetcher = Fetcher(
-            stack.manager,
-            stack.store,
-            self.hierarchy,
-            self.metrics.recompute_s,
-            self.clock.now_s,
-            on_load=self.moves.loaded,
-            counters=self.fetch_counters,
-        )
+            stack.manager, stack.store, self.hierarchy, self.metrics.recompute_s, self.clock.now_s,
+            on_load=self.moves.loaded, counters=self.fetch_counters,
+        )  # fmt: skip
         self.scheduler.bind(stack.manager, self.fetcher)
         stack.pool.step = self.num_steps
         self.log.block_size = self.config.cache.block_size

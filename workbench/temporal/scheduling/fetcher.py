@@ -6,59 +6,23 @@ are taken only when it is admitted (vLLM #45388: parked loads must not hold what
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 
-from workbench.cache.keys import PrefixKey, TierKey
+from workbench.cache.codec import CodedRow, RowPart
+from workbench.cache.keys import PrefixKey, TierKey, coded_lineage, tagged_key
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
+from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Loaded, PendingLoad
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
 
 MAX_WAITS = 200  # polls a request waits for a page that is still being written
-
-
-class Fetch(Enum):
-    """What admission should do with a request."""
-
-    ADMIT = "admit"
-    LOADING = "loading"  # a load was started
-    WAIT = "wait"  # ask again next step
-
-
-@dataclass
-class Loaded:
-    """Pages of one request that lie verified in host memory, from block `first` on."""
-
-    job_id: int
-    first: int
-    pages: dict[TierKey, np.ndarray]
-    tiers: dict[str, int]  # tier -> pages
-
-
-@dataclass
-class _Pending:
-    job_id: int
-    first: int
-    request: Request
-    num_waits: int = 0
-
-
-@dataclass
-class FetchCounters:
-    """Totals since the start; each can move."""
-
-    num_gated: int = 0  # fetches refused as slower than recomputing
-    num_loaded_pages: int = 0
-    num_failed_pages: int = 0
-    num_demoted_pages: int = 0
-    num_swapped_pages: int = 0
-    last_load_s: float = 0.0
-    last_recompute_s: float = 0.0
+MIN_DEADLINE_S = 20.0  # a load may take so long, and ten times as long as was predicted
+MAX_DEADLINE_S = 3600.0
 
 
 @dataclass
@@ -69,12 +33,13 @@ class Fetcher:
     store: PageStore
     hierarchy: KVHierarchy
     recompute_s: Callable[[int], float | None]  # measured time to recompute n tokens
+    now_s: Callable[[], float]
     gate: bool = True
     enabled: bool = False
     num_slices: int = 1
     on_load: Callable[[Request, dict[str, int], float], None] = lambda request, tiers, seconds: None
     counters: FetchCounters = field(default_factory=FetchCounters)
-    _pending: dict[int, _Pending] = field(default_factory=dict)  # job -> request
+    _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
     _waits: dict[str, int] = field(default_factory=dict)
     _no_fetch: set[str] = field(default_factory=set)
@@ -89,10 +54,37 @@ class Fetcher:
         if not self.enabled:
             return False
         data = self.store.read_row(self.manager.parts(row.blocks))
-        if not self.hierarchy.store(row.key, data, self.num_slices):
+        if not self.hierarchy.store(row.key, data, self.num_slices, self._coded(row)):
             return False
         self.counters.num_demoted_pages += 1
         return True
+
+    def _coded(self, row: Row) -> CodedRow | None:
+        """What the disk's lossy codec may make of a row; its lineage then says so (decision 5)."""
+        tag = self.hierarchy.codec_numerics
+        if not tag:
+            return None
+        lineage = coded_lineage(row.lineage, tag)
+        self.manager.keys.remember_lineage(lineage)
+        parts = tuple(
+            RowPart(spec, group.layers[0], group.kv_heads[0])
+            for group, (_, spec) in zip(
+                self.manager.geometry.groups, self.manager.parts(row.blocks), strict=True
+            )
+        )
+        return CodedRow(tagged_key(row.chain_key, lineage), parts)
+
+    def _lineages_behind(self, hit: PrefixHit) -> list[str]:
+        """Lineages of pages that may follow a hit: its own, and what a lossy codec made of it.
+
+        The tag says that a codec lies somewhere on the way, not that it changed every page.
+        """
+        keys = self.manager.keys
+        if not hit.rows:
+            return keys.lineages
+        tag = self.hierarchy.codec_numerics
+        coded = coded_lineage(hit.lineage, tag) if tag else hit.lineage
+        return [hit.lineage, coded] if coded in keys.lineages[1:] else [hit.lineage]
 
     def swap_out(self, request: Request) -> int:
         """Move a request's own pages below HBM before they are freed; returns how many went."""
@@ -105,7 +97,7 @@ class Fetcher:
     # ---- up
 
     def poll(self) -> list[Request]:
-        """Collect finished loads; returns the requests that can be admitted now."""
+        """Collect finished and overdue loads; returns the requests that can be admitted now."""
         ready = []
         for result in self.hierarchy.poll():
             pending = self._pending.pop(result.job_id, None)
@@ -114,9 +106,21 @@ class Fetcher:
                 continue
             self._take(pending, result)
             ready.append(pending.request)
-        return ready
+        now_s = self.now_s()
+        late = [pending for pending in self._pending.values() if pending.deadline_s < now_s]
+        for pending in late:
+            self._give_up(pending)
+        return ready + [pending.request for pending in late]
 
-    def _take(self, pending: _Pending, result: LoadResult) -> None:
+    def _give_up(self, pending: PendingLoad) -> None:
+        """A tier does not answer: the request recomputes, and its I/O unpins what it held."""
+        del self._pending[pending.job_id]
+        self.counters.num_late_loads += 1
+        self._no_fetch.add(pending.request.request_id)
+        self.swaps.forget(pending.request)
+        self.hierarchy.cancel_load(pending.job_id)
+
+    def _take(self, pending: PendingLoad, result: LoadResult) -> None:
         request = pending.request
         pages: dict[TierKey, np.ndarray] = {}
         tiers: dict[str, int] = {}
@@ -166,7 +170,7 @@ class Fetcher:
     def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
         first = len(hit.rows)
         most = self.manager.most_hit_pages(request)
-        lineages = [hit.lineage] if first else self.manager.keys.lineages
+        lineages = self._lineages_behind(hit)
         best: list[PrefixKey] = []
         for lineage in lineages:
             keys = self.manager.keys.row_keys(request, lineage)[first:most]
@@ -205,8 +209,10 @@ class Fetcher:
         return recompute_s is None or load_s < recompute_s
 
     def _start(self, request: Request, keys: list[TierKey], first: int) -> Fetch:
+        allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
+        deadline_s = self.now_s() + min(allowed_s, MAX_DEADLINE_S)
         job_id = self.hierarchy.submit_load(keys)
-        self._pending[job_id] = _Pending(job_id, first, request)
+        self._pending[job_id] = PendingLoad(job_id, first, request, deadline_s)
         return Fetch.LOADING
 
     # ---- admission
@@ -240,7 +246,7 @@ class Fetcher:
         if loaded is None or len(hit.rows) < loaded.first:
             return [], hit.lineage
         most = self.manager.most_hit_pages(request)
-        for lineage in [hit.lineage] if hit.rows else self.manager.keys.lineages:
+        for lineage in self._lineages_behind(hit):
             pages: list[np.ndarray] = []
             for key in self.manager.keys.row_keys(request, lineage)[len(hit.rows) : most]:
                 if key not in loaded.pages:

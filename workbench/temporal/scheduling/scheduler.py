@@ -11,7 +11,8 @@ from workbench.cache.request_blocks import PrefixHit
 from workbench.clock import Clock
 from workbench.config import SchedulingSettings
 from workbench.request import Request, RequestStatus
-from workbench.temporal.scheduling.fetcher import Fetch, Fetcher
+from workbench.temporal.scheduling.fetcher import Fetcher
+from workbench.temporal.scheduling.loads import Fetch
 from workbench.temporal.scheduling.order import OrderPolicy
 from workbench.temporal.scheduling.step import SchedulerOutput, StepBudget
 
@@ -231,6 +232,7 @@ class Scheduler:
         pages, lineage = self.fetcher.usable_pages(request, hit)
         if not self._shares_prefixes:  # switched off while they were on their way
             pages, lineage = [], hit.lineage
+        hit = hit.full if pages else hit  # they hold more than the beginning of one
         num_loaded = len(pages) * self.manager.block_size
         known = hit.num_tokens + num_loaded
         count = self._chunk(request, known, budget)

@@ -9,6 +9,7 @@ from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import RequestBlocks
+from workbench.cache.restoring import restore
 from workbench.cache.tier import KVHierarchy
 from workbench.request import Request
 
@@ -93,7 +94,8 @@ class SwapSpace:
         Returns the pages whose bytes the caller has to write: page -> key.
         """
         rows = [self._row(key) for key in record.keys]
-        admitted = self.manager.restore(
+        admitted = restore(
+            self.manager,
             request,
             rows,
             classes=record.classes,
