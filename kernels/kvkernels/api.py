@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvkernels.formats import PageFormat
 from kvkernels.layout import PageSpec
 
 Rope = Literal["stored", "at_read"]
@@ -21,7 +22,8 @@ class FormatState:
     `k_scale`, `v_scale`: [num_layers] fp32, of formats whose shared scale is one a layer (value =
     code * scale). `k_head_scale`, `v_head_scale`: [num_layers, heads] fp32, of formats with one a
     layer and KV head; `heads` are all KV heads that one attend covers, or 1 for all alike.
-    `saturated`: [1] int64, elements clamped by an encode so far.
+    `saturated`: [1] int64, elements clamped by an encode so far. `k_table`, `v_table`: fp32
+    [num_layers, heads, W] of formats with a calibration table, W as the format says, else empty.
     """
 
     k_scale: Tensor
@@ -29,6 +31,8 @@ class FormatState:
     saturated: Tensor
     k_head_scale: Tensor
     v_head_scale: Tensor
+    k_table: Tensor = field(default_factory=lambda: torch.empty(0))
+    v_table: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @staticmethod
     def from_spec(
@@ -40,6 +44,11 @@ class FormatState:
         def ones(*shape: int) -> Tensor:
             return torch.ones(shape, dtype=torch.float32, device=device)
 
+        def table(fmt: PageFormat) -> Tensor:
+            if fmt.shared != "table":
+                return torch.empty(0, device=device)
+            return fmt.neutral_table(spec.head_dim).to(device).repeat(spec.num_layers, heads, 1)
+
         layers = spec.num_layers
         return FormatState(
             ones(layers),
@@ -47,10 +56,14 @@ class FormatState:
             torch.zeros(1, dtype=torch.int64, device=device),
             ones(layers, heads),
             ones(layers, heads),
+            table(spec.k),
+            table(spec.v),
         )
 
     def page_scale(self, spec: PageSpec, plane: str) -> Tensor | float:
         """The shared scale of a plane, [num_layers, KV heads or 1, 1, 1], or 1.0 without one.
+
+        A table comes as [num_layers, KV heads, 1, W].
 
         Raises ValueError when there are scales of other heads than the page's.
         """
@@ -64,9 +77,32 @@ class FormatState:
                     f"{spec.num_kv_heads}"
                 )
             return scale[:, :, None, None]
+        if shared == "table":
+            table = self.k_table if key else self.v_table
+            if table.shape[1] != spec.num_kv_heads:
+                raise ValueError(
+                    f"{plane}_table has {table.shape[1]} heads, but a page holds "
+                    f"{spec.num_kv_heads}"
+                )
+            return table[:, :, None]
         if shared == "tensor":
             return (self.k_scale if key else self.v_scale).view(-1, 1, 1, 1)
         return 1.0
+
+    def head_table(self, plane: str, layer: int, num_heads: int) -> Tensor:
+        """Table of each of `num_heads` KV heads, [num_heads, W]; ValueError on other counts."""
+        table = (self.k_table if plane == "k" else self.v_table)[layer]
+        if len(table) != num_heads:
+            raise ValueError(
+                f"{plane}_table has {len(table)} heads, but this step covers {num_heads}"
+            )
+        return table
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all calibration."""
+        parts = (self.k_scale, self.v_scale, self.k_head_scale, self.v_head_scale)
+        return sum(part.nbytes for part in (*parts, self.k_table, self.v_table))
 
     def head_scale(self, plane: str, layer: int, num_heads: int) -> Tensor:
         """Scale of each of `num_heads` KV heads, [num_heads]; raises ValueError on other counts."""

@@ -34,6 +34,7 @@ class Call:
         self.each_head = False
         self.factors = Factors.of(plan, layer, scale, state)
         self.mass: Tensor | None = None
+        self.state = state
 
 
 def attend(
@@ -107,7 +108,10 @@ def _attend_batch(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[T
         lse = lse.reshape(batch.num_rows, -1)
         return out, lse.masked_fill(batch.blind, float("-inf")) if call.partial else lse
     reader = _reader(plan, batch, q.dtype)
-    reader.read(arena, call.layer)
+    if isinstance(reader, TileReader):
+        reader.read(arena, call.layer, call.state)
+    else:
+        reader.read(arena, call.layer)
     begun = perf_counter()
     out, lse = _dense(_queries(q, batch, plan), reader, call, batch)
     if batch.blind is not None:

@@ -29,6 +29,7 @@ class PageSpec:
     `num_layers` and `num_kv_heads` are those of the group, not of the model. `share`: numbers that
     share a scale in formats that leave this open (KIVI: tokens of K, channels of V); 0: the
     format's own choice, and so in all other formats, whatever is given.
+    `rank`: coordinates a vector of low-rank formats, alike; 0: half the head's width.
     """
 
     num_layers: int
@@ -38,6 +39,7 @@ class PageSpec:
     k_format: str
     v_format: str
     share: int = 0
+    rank: int = 0
 
     def __post_init__(self) -> None:
         for plane, name in (("k_format", self.k_format), ("v_format", self.v_format)):
@@ -45,8 +47,12 @@ class PageSpec:
                 raise ValueError(f"{plane} = {name!r} is unknown: choose one of {list(FORMATS)}")
         if min(self.num_layers, self.num_kv_heads, self.head_dim, self.block_size) < 1:
             raise ValueError(f"{self} has an empty dimension")
-        if self.k == FORMATS[self.k_format].key and self.v == FORMATS[self.v_format].value:
-            object.__setattr__(self, "share", 0)  # equal pages are of equal classes
+        # equal pages are of equal classes
+        methods = FORMATS[self.k_format], FORMATS[self.v_format]
+        if all(method.regrouped(self.share) == method for method in methods):
+            object.__setattr__(self, "share", 0)
+        if all(method.ranked(self.rank) == method for method in methods):
+            object.__setattr__(self, "rank", 0)
         for plane, name, fmt in (
             ("k_format", self.k_format, self.k),
             ("v_format", self.v_format, self.v),
@@ -59,12 +65,12 @@ class PageSpec:
     @cached_property
     def k(self) -> PageFormat:
         """The format of the K plane."""
-        return FORMATS[self.k_format].regrouped(self.share).key
+        return FORMATS[self.k_format].regrouped(self.share).ranked(self.rank).key
 
     @cached_property
     def v(self) -> PageFormat:
         """The format of the V plane."""
-        return FORMATS[self.v_format].regrouped(self.share).value
+        return FORMATS[self.v_format].regrouped(self.share).ranked(self.rank).value
 
     @cached_property
     def k_row_bytes(self) -> int:
@@ -130,10 +136,11 @@ class PageSpec:
 
     @property
     def label(self) -> str:
-        """Short name: `int8`, `int8/int4` where K and V differ, `kivi2/g16` with its groups."""
+        """Short name: `int8`, `int8/int4` where K and V differ; then a chosen group or rank."""
         same = self.k_format == self.v_format
         both = self.k_format if same else f"{self.k_format}/{self.v_format}"
-        return f"{both}/g{self.share}" if self.share else both
+        both += f"/g{self.share}" if self.share else ""
+        return both + (f"/r{self.rank}" if self.rank else "")
 
 
 def fitting_formats(head_dim: int, block_size: int) -> tuple[str, ...]:

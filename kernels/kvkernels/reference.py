@@ -54,8 +54,10 @@ def write_kv(
         if values.dtype == dtype:
             target.index_copy_(0, index.data[number], values)
             continue
+        if fmt.shared == "table":
+            values = values.unflatten(0, (-1, plane.shape[1]))  # [n, Hkv, D], as the tables
         code = fmt.encode(values, scales[number], state.saturated)
-        target.index_copy_(0, index.data[number], code.data.view(dtype))
+        target.index_copy_(0, index.data[number], code.data.view(dtype).view(-1, width))
         meta_at = index.meta[number]
         if meta_at is not None and code.meta is not None:
             single = plan.scratch.chunks(arena, torch.float16, start, 1)
@@ -72,9 +74,16 @@ def _shared_scales(
         return [1.0, 1.0]
     assert plan.write is not None
     scales: list[Tensor | float] = [1.0, 1.0]
+    if "table" in kinds:
+        heads = plan.num_head_groups * spec.num_kv_heads
+        for number, (plane, kind) in enumerate(zip(("k", "v"), kinds, strict=True)):
+            if kind == "table":
+                scales[number] = state.head_table(plane, layer, heads)
     if "tensor" in kinds:
         numbers = plan.shared_scales(state)
-        scales = [x[layer] if kind else 1.0 for x, kind in zip(numbers, kinds, strict=True)]
+        for number, kind in enumerate(kinds):
+            if kind == "tensor":
+                scales[number] = numbers[number][layer]
     if "head" in kinds:
         heads = plan.num_head_groups * spec.num_kv_heads
         for number, (plane, kind) in enumerate(zip(("k", "v"), kinds, strict=True)):

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from kvkernels.formats import PageFormat
+from kvkernels.api import FormatState
 from kvkernels.plan import Batch, Plan
 from kvkernels.readers import Operand
 
@@ -21,6 +21,7 @@ class TileReader:
         """Bind buffers; `dtype` is the product type. T is `batch.num_slots`."""
         spec, scratch = plan.spec, plan.scratch
         self._spec, self._timers, self._scratch = spec, plan.timers, scratch
+        self._num_groups = plan.num_head_groups
         self._own_basis = plan.rope == "at_read"
         self._batch, self._holes = batch, batch.holes
         rows, heads, pages = batch.num_rows, spec.num_kv_heads, batch.num_pages
@@ -34,7 +35,7 @@ class TileReader:
         self._planes = [scratch.get(f"decoded.{name}", size, dtype) for name in ("k", "v")]
         self.key, self.value = (Operand(x[None, :, : batch.num_slots]) for x in self._planes)
 
-    def read(self, arena: Tensor, layer: int) -> None:
+    def read(self, arena: Tensor, layer: int, state: FormatState) -> None:
         """Fill the operands with one layer's K and V; unwritten slots contribute exact zeros."""
         spec, batch = self._spec, self._batch
         start = layer * spec.layer_bytes
@@ -44,13 +45,28 @@ class TileReader:
             torch.index_select(rows, 0, batch.meta, out=self._meta)
         self._timers.gather_s += perf_counter() - begun
         at = spec.num_kv_heads * spec.k_num_meta  # where V's metadata begins, in [..., S] rows
-        self._decode(arena, start, 0, spec.k, (0, at))
-        self._decode(arena, start, 1, spec.v, (at, at + spec.num_kv_heads * spec.v_num_meta))
+        self._decode(arena, start, 0, (0, at), self._tables("k", layer, state))
+        end = at + spec.num_kv_heads * spec.v_num_meta
+        self._decode(arena, start, 1, (at, end), self._tables("v", layer, state))
+
+    def _tables(self, plane: str, layer: int, state: FormatState) -> Tensor | float:
+        """The calibration table of each row's heads, [B, h, 1, W]; 1.0 where there is none."""
+        if (self._spec.k if plane == "k" else self._spec.v).shared != "table":
+            return 1.0
+        heads = self._num_groups * self._spec.num_kv_heads
+        table = state.head_table(plane, layer, heads).unflatten(0, (self._num_groups, -1))
+        return table[self._batch.rows % self._num_groups][:, :, None]
 
     def _decode(
-        self, arena: Tensor, start: int, number: int, fmt: PageFormat, meta: tuple[int, int]
+        self,
+        arena: Tensor,
+        start: int,
+        number: int,
+        meta: tuple[int, int],
+        table: Tensor | float,
     ) -> None:
         """Gather and decode one plane."""
+        fmt = self._spec.k if number == 0 else self._spec.v
         rows, heads, pages, slots = self._lead
         row = fmt.row_bytes(self._spec.head_dim)
         begun = perf_counter()
@@ -68,7 +84,10 @@ class TileReader:
             numbers = numbers.unflatten(2, (heads, -1)).permute(3, 0, 2, 1, 4)  # [M, B, h, P, S]
         data = raw.view(torch.uint8).view(*self._lead, row)
         read = fmt.decode if self._own_basis and number == 0 else fmt.unpack
-        values = read(data, numbers, 1.0).view(-1, self._spec.head_dim)
+        if isinstance(table, Tensor):  # the tokens of a head share it: one axis for all of them
+            data = data.flatten(2, 3)
+            numbers = None if numbers is None else numbers.flatten(3)
+        values = read(data, numbers, table).reshape(-1, self._spec.head_dim)
         if self._holes is not None:
             values.index_fill_(0, self._holes, 0.0)
         plane = self._planes[number]

@@ -288,4 +288,7 @@ def step_of(fmt: str, x: Tensor) -> Tensor:
     everywhere = (x.max() - x.min()).expand(1)  # groups lie along tokens
     for bits in (4, 3, 2):
         steps[f"kivi{bits}"] = everywhere / (2**bits - 1) / 2 * 1.05 + 4e-3
+        outside = (x.abs() - 4).clamp_min(0)  # of the neutral channels' range
+        steps[f"kvquant{bits}"] = outside + 4 / 2 ** (bits - 1) * 1.01
+    steps["lowrank"] = steps["lowrank_int4"] = norm  # what lies outside the basis is lost
     return steps[fmt].expand_as(x)

@@ -118,6 +118,64 @@ def turbo(bits: int) -> Callable[[Array], Array]:
     return rotated(inner)
 
 
+def even(bits: int) -> Array:
+    return np.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)) / 2 ** (bits - 1)
+
+
+def to_levels(x: Array, levels: Array) -> Array:
+    """The nearest level; the lower of two equally near ones."""
+    return levels[np.abs(x[..., None] - levels).argmin(-1)]
+
+
+def nuq_channels(
+    bits: int, middle: Array | float = 0.0, half: Array | float = 4.0, levels: Array | None = None
+) -> Callable[[Array], Array]:
+    """Levels of a channel's range; the number furthest outside stays, as fp16."""
+    known = even(bits) if levels is None else levels
+
+    def inner(x: Array) -> Array:
+        place = (x - middle) / half
+        out = middle + half * to_levels(place, known)
+        rows, at = np.arange(len(x)), np.abs(place).argmax(-1)
+        out[rows, at] = fp16(x[rows, at])
+        return out
+
+    return inner
+
+
+def nuq_tokens(bits: int, levels: Array | None = None) -> Callable[[Array], Array]:
+    """Levels of a token's range without the number that widens it most, which stays, as fp16."""
+    known = even(bits) if levels is None else levels
+
+    def inner(x: Array) -> Array:
+        order = np.argsort(x, -1, kind="stable")
+        rows, ranked = np.arange(len(x)), np.sort(x, -1)
+        upper = ranked[:, -1] - ranked[:, -2] >= ranked[:, 1] - ranked[:, 0]
+        at = np.where(upper, order[:, -1], order[:, 0])
+        most = np.where(upper, ranked[:, -2], ranked[:, -1])[:, None]
+        least = np.where(upper, ranked[:, 0], ranked[:, 1])[:, None]
+        half, middle = positive((most - least) / 2), fp16((most + least) / 2)
+        out = middle + half * to_levels((x - middle) / half, known)
+        out[rows, at] = fp16(x[rows, at])
+        return out
+
+    return inner
+
+
+def low_rank(
+    bits: int, mean: Array | float = 0.0, basis: Array | None = None
+) -> Callable[[Array], Array]:
+    """Coordinates in the rows of a basis (by default the first half of the dimensions)."""
+
+    def inner(x: Array) -> Array:
+        rows = np.eye(x.shape[1])[: x.shape[1] // 2] if basis is None else basis
+        found = (x - mean) @ rows.T
+        kept = fp16(found) if bits == 16 else per_token(bits)(found)
+        return kept @ rows + mean
+
+    return inner
+
+
 KEYS: dict[str, Callable[[Array], Array]] = {
     "fp32": lambda x: x.astype(np.float32).astype(np.float64),
     "bf16": bf16,
@@ -136,6 +194,11 @@ KEYS: dict[str, Callable[[Array], Array]] = {
     "kivi4": per_tokens(4),
     "kivi3": per_tokens(3),
     "kivi2": per_tokens(2),
+    "kvquant4": nuq_channels(4),
+    "kvquant3": nuq_channels(3),
+    "kvquant2": nuq_channels(2),
+    "lowrank": low_rank(16),
+    "lowrank_int4": low_rank(4),
 }
 VALUES = KEYS | {
     "turbo4": per_token(4),
@@ -143,4 +206,7 @@ VALUES = KEYS | {
     "kivi4": per_channels(4),
     "kivi3": per_channels(3),
     "kivi2": per_channels(2),
+    "kvquant4": nuq_tokens(4),
+    "kvquant3": nuq_tokens(3),
+    "kvquant2": nuq_tokens(2),
 }

@@ -251,7 +251,8 @@ BITS = {
     "fp8_e4m3_head": (8, 8), "fp8_e4m3_token": (8.25, 8.25), "int8": (8.25, 8.25),
     "int4": (4.5, 4.5), "int4_rotated": (4.5, 4.5), "nvfp4": (4.5, 4.5), "int3": (3.5, 3.5),
     "int2": (3, 3), "turbo4": (4.25, 4.5), "turbo3": (3.25, 3.5), "kivi4": (5, 5),
-    "kivi3": (4, 4), "kivi2": (3, 3),
+    "kivi3": (4, 4), "kivi2": (3, 3), "kvquant4": (4.5, 5), "kvquant3": (3.5, 4),
+    "kvquant2": (2.5, 3), "lowrank": (8, 8), "lowrank_int4": (2.5, 2.5),
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def test_decode_returns_what_was_encoded_within_half_a_step(fmt: str, dim: int) 
     x = torch.randn(5, 7, dim) * 3
     code = FORMATS[fmt].key.encode(x)
     assert code.data.dtype == torch.uint8
-    assert code.data.shape == (5, 7, dim * FORMATS[fmt].bits // 8)
+    assert code.data.shape == (5, 7, FORMATS[fmt].key.row_bytes(dim))
     error = (FORMATS[fmt].key.decode(code.data, code.meta) - x).abs().double()
     assert (error <= step_of(fmt, x.double())).all()
 

@@ -17,7 +17,7 @@ from kvkernels.formats.rotation import hadamard
 FP16_MAX = 65504.0
 TINY = 2.0**-24  # smallest fp16 scale above zero: a constant group must not divide by zero
 
-Shared = Literal["tensor", "head"] | None
+Shared = Literal["tensor", "head", "table"] | None
 Reads = Literal["codes", "tile"]
 
 
@@ -34,7 +34,9 @@ class PageFormat:
     """How the K or V vectors of a page are stored and read.
 
     bits: of a code. dtype: what attention views the row's bytes as.
-    shared: fp32 scales outside the page (`FormatState`): one a layer, or one a layer and KV head.
+    shared: fp32 calibration outside the page (`FormatState`): a scale a layer, a scale a layer and
+        KV head, or a table of numbers a layer and KV head; `scale` below is then that table.
+    pre_rope: keys are stored as projected and rotated as they are read.
     rotated: vectors lie in the Hadamard basis; attention turns q and its result instead of them.
     grouped: numbers of several tokens share metadata, so that a page is only written whole.
     reads: how attention reads a page: `codes` go into products as they are, times a scale and plus
@@ -47,6 +49,7 @@ class PageFormat:
     bits: int
     dtype: torch.dtype = torch.uint8
     shared: Shared = None
+    pre_rope: bool = False
     rotated: bool = False
     grouped: bool = False
     reads: Reads = "codes"
@@ -67,6 +70,10 @@ class PageFormat:
         """The format with groups of that many numbers; itself where the method fixes them."""
         return self
 
+    def ranked(self, rank: int) -> "PageFormat":
+        """The format with that many coordinates a vector; itself where it has no rank."""
+        return self
+
     @property
     def num_parts(self) -> int:
         """Parts of a vector that `codes` reads apart: two nibbles, else one."""
@@ -76,6 +83,18 @@ class PageFormat:
     def clears_holes(self) -> bool:
         """Whether unwritten bytes can read as NaN, so that attention has to clear them."""
         return self.dtype.is_floating_point
+
+    def table_size(self, head_dim: int) -> int:
+        """Numbers of the calibration table of one layer and KV head."""
+        return 0
+
+    def neutral_table(self, head_dim: int) -> Tensor:
+        """The table, fp32 [table_size], where nothing was measured."""
+        raise NotImplementedError(self.name)
+
+    def table(self, scale: Tensor | float, head_dim: int, device: torch.device) -> Tensor:
+        """The given table, or the neutral one for a plain number."""
+        return scale if isinstance(scale, Tensor) else self.neutral_table(head_dim).to(device)
 
     def row_bytes(self, head_dim: int) -> int:
         """Bytes of one token's vector of one head, without metadata."""
@@ -143,6 +162,10 @@ class Method:
     def regrouped(self, group: int) -> "Method":
         """The method with groups of that many numbers, where it leaves them open."""
         return replace(self, key=self.key.regrouped(group), value=self.value.regrouped(group))
+
+    def ranked(self, rank: int) -> "Method":
+        """The method with that many coordinates a vector, where it has a rank."""
+        return replace(self, key=self.key.ranked(rank), value=self.value.ranked(rank))
 
 
 def affine(x: Tensor, levels: int, axis: int = -1) -> tuple[Tensor, Tensor, Tensor]:
