@@ -30,11 +30,14 @@ RETENTION_POLICIES = (
     "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "key-norm",
     "expected-attention", "random",
 )  # fmt: skip
+MERGES = ("off", "nearest", "cam")  # what a dropped token leaves to those that stay
 GQA_REDUCTIONS = ("mean", "max", "sum")  # of the query heads that share a KV head
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
 BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both
 POSITIONS = ("original", "compact")  # in the text, or among the stored tokens
+DISK_CODECS = ("none", "planes+zstd", "cachegen")
+FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
 GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 
 
@@ -170,7 +173,7 @@ class TierSettings(_Section):
     disk_path: str = setting("", change="hot", dim="S")
     policy: str = setting("lru", change="hot", dim="S", choices=("lru",), main=True)
     gate: bool = setting(True, change="hot", dim="S")
-    disk_codec: str = setting("none", change="hot", dim="S", choices=("none", "planes+zstd"))
+    disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
     dram_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )
@@ -194,7 +197,7 @@ class RetentionSettings(_Section):
     split: str = setting("uniform", change="hot", dim="X", choices=BUDGET_SPLITS)
     positions: str = setting("original", change="rebuild", dim="X", choices=POSITIONS)
     gqa_reduce: str = setting("mean", change="hot", dim="X", choices=GQA_REDUCTIONS)
-    merge: str = setting("off", change="hot", dim="X", choices=("off", "nearest"))
+    merge: str = setting("off", change="hot", dim="X", choices=MERGES)
     merge_cosine: float = setting(0.6, change="hot", dim="X", low=-1.0, high=1.0)
 
 
@@ -226,6 +229,7 @@ class EngineConfig:
         for name in sorted(used_formats(self) & set(GROUPED_FORMATS)):
             _check_grouped(self, f"format {name} writes a page only when it is full")
         _check_page_options(self)
+        _check_codec(self)
         if "ada" in split and grouping != "head":
             raise SettingError(
                 f"retention.split = {split} gives heads budgets of their own, but cache.grouping "
@@ -257,6 +261,17 @@ def _check_merging(config: EngineConfig) -> None:
         raise SettingError(
             f"retention.merge = {config.retention.merge} compares keys as attention reads them, "
             f"but {cause} stores them before RoPE: choose merge off, or another"
+        )
+
+
+def _check_codec(config: EngineConfig) -> None:
+    """Raise SettingError where a codec of numbers would get other codes."""
+    coded = sorted(used_formats(config) - {"bf16", "fp32"})
+    if config.tiers.disk_codec in FLOAT_CODECS and coded:
+        raise SettingError(
+            f"tiers.disk_codec = {config.tiers.disk_codec} takes pages of bf16 and fp32 only, but "
+            f"the cache has {coded[0]} (cache.k_format, cache.v_format, cache.layer_plan): choose "
+            "planes+zstd, or another format"
         )
 
 

@@ -21,7 +21,8 @@ from workbench.clock import ManualClock
 from workbench.config import TierSettings
 from workbench.request import Request, RequestSpec, RequestStatus
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
-from workbench.temporal.scheduling.fetcher import Fetch, Fetcher
+from workbench.temporal.scheduling.fetcher import Fetcher
+from workbench.temporal.scheduling.loads import Fetch
 
 SIZE = 4
 HEAD_DIM = 16
@@ -46,18 +47,19 @@ class DrivenCache:
             before_evict=lambda row: self.fetcher.demote(row),
         )  # fmt: skip
         self.identity = 0
+        self.store = PageStore(num_slabs * slab, "cpu")
         self.manager = KVCacheManager(
             pool=self.pool, geometry=geometry, classes=[self.pool.class_of(s) for s in specs],
             block_size=SIZE, max_model_len=256, format_label="fp32", root_key=self.root_key,
+            store=self.store,
         )  # fmt: skip
-        self.store = PageStore(num_slabs * slab, "cpu")
         row_bytes = sum(spec.page_bytes for spec in specs)
         self.hierarchy = Hierarchy(
             TierSettings(dram_mib=12 * row_bytes / 2**20, disk_mib=0.25 if disk else 0.0),
             row_bytes, ManualClock(), lambda kind, data: None,
         )  # fmt: skip
         self.fetcher = Fetcher(self.manager, self.store, self.hierarchy, lambda n: None,
-                               gate=False, enabled=True)  # fmt: skip
+                               lambda: 0.0, gate=False, enabled=True)  # fmt: skip
         self.requests: list[Request] = []  # with tables
         self.waiting: list[Request] = []
         self.named = 0
@@ -91,6 +93,7 @@ class DrivenCache:
             known = record.num_computed_tokens
         else:
             loaded, lineage = self.fetcher.usable_pages(request, hit)
+            hit = hit.full if loaded else hit
             known = hit.num_tokens + len(loaded) * SIZE
             assert known <= request.num_tokens - 1
             count = min(chunk, request.num_tokens - known)

@@ -80,7 +80,7 @@ def test_the_closest_block_shares_most(cached: list[list[int]], text: list[int])
         after = hit[-1] if hit else tagged_key(ROOTS[0], "fp32")
         rest = text[len(hit) * SIZE :][:SIZE]
         common = max(
-            (next((at for at, (a, b) in enumerate(zip(rest, row.token_ids)) if a != b), len(rest))
+            (next((at for at, one in enumerate(rest) if one != row.token_ids[at]), len(rest))
              for row in index.rows() if row.link_key == after), default=0,
         )  # fmt: skip
         near = index.closest(after, rest)

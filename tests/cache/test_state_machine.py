@@ -38,13 +38,14 @@ class Cache(DrivenCache, RuleBasedStateMachine):
         grouping=st.sampled_from(["model", "halves", "halves", "layer"]),
         num_layers=st.sampled_from([2, 3, 3]),
         num_slabs=st.sampled_from([12, 16, 20, 28]), disk=st.booleans(),
-        index=st.sampled_from(["hash", "radix"]),
+        index=st.sampled_from(["hash", "radix"]), partial=st.booleans(),
     )  # fmt: skip
     def start(
-        self, grouping: str, num_layers: int, num_slabs: int, disk: bool, index: str
+        self, grouping: str, num_layers: int, num_slabs: int, disk: bool, index: str, partial: bool
     ) -> None:
         """Two requests share a prefix from the start, and a third comes back to it."""
         self.build(grouping, num_layers, num_slabs, disk, index)
+        self.manager.lookup.partial_hits = partial
         self.guard = ByteGuard()
         self.rng = np.random.default_rng(0)
         for own in range(2):

@@ -12,6 +12,7 @@ from workbench.config import (
     EVICTION_ORDERS,
     GQA_REDUCTIONS,
     GROUPINGS,
+    MERGES,
     PREFIX_INDEXES,
     EngineConfig,
     all_settings,
@@ -59,7 +60,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.split": BUDGET_SPLITS,
     "retention.positions": ("original", "compact"),
     "retention.gqa_reduce": GQA_REDUCTIONS,
-    "retention.merge": ("off", "nearest"),
+    "retention.merge": MERGES,
     "retention.merge_cosine": (-1.0, 0.6),
 }
 NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path"}
@@ -67,13 +68,13 @@ NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.dis
 IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
     ("cache.grouping", "retention.split"): 8,
     ("cache.grouping", "cache.layer_plan"): 2,
-    ("cache.grouping", "retention.merge"): 3,
+    ("cache.grouping", "retention.merge"): 6,
     ("cache.residual_tokens", "cache.mode"): 1,
     ("cache.residual_tokens", "cache.allocation"): 1,
     ("cache.residual_tokens", "retention.level"): 1,
-    ("cache.residual_tokens", "retention.merge"): 1,
-    ("retention.level", "retention.merge"): 1,
-    ("retention.positions", "retention.merge"): 1,
+    ("cache.residual_tokens", "retention.merge"): 2,
+    ("retention.level", "retention.merge"): 2,
+    ("retention.positions", "retention.merge"): 2,
 }
 
 

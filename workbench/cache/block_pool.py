@@ -8,7 +8,7 @@ A slab belongs to one page class and returns when its last page is empty. A bloc
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from kvkernels.layout import PageSpec
@@ -17,6 +17,7 @@ from workbench.cache.block_state import UNASSIGNED, BlockState
 from workbench.cache.eviction_order import RankedRows
 from workbench.cache.free_list import FreeLists
 from workbench.cache.prefix_index import PrefixIndex, Row
+from workbench.cache.victims import next_victim
 from workbench.snapshot import NO_OWNER
 
 
@@ -146,7 +147,7 @@ class BlockPool(BlockState):
             elif block is None:
                 self._reclaim_slab(cls)
             else:
-                block = self._victim(cls, block)
+                block = next_victim(self, cls, block)
                 row = self.row_of[block]
                 assert row is not None, f"block {block} is cached without a row"
                 self.drop(row, keep=block)
@@ -154,18 +155,6 @@ class BlockPool(BlockState):
             block = self._lists.first(cls)
         assert block is not None, "a slab was assigned, so its class has free blocks"
         return self._take_linked(cls, block)
-
-    def _victim(self, cls: int, oldest: int) -> int:
-        """The cached block of a class that goes next; `oldest` is the head of its list."""
-        if self.ranked is not None:
-            return self.ranked.victim(cls)
-        if not self.index.leaves_first:
-            return oldest
-        return next((b for b in self._lists.walk(cls) if self._is_leaf(b)), oldest)
-
-    def _is_leaf(self, block: int) -> bool:
-        row = self.row_of[block]
-        return row is not None and not self.index.num_children(row)
 
     def _take_linked(self, cls: int, block: int, was_used: bool = False) -> int:
         self._lists.unlink(cls, block)
@@ -203,6 +192,12 @@ class BlockPool(BlockState):
         self.last_used[block] = self.step
         if self.ranked is not None and self.cached[block]:
             self.ranked.hit(block)
+
+    def use(self, row: Row) -> None:
+        """A row was read (its beginning was copied): it counts as used now."""
+        for block in row.blocks:
+            self.touch(block)
+        self.free(reversed(row.blocks))
 
     def free(self, blocks: Iterable[int]) -> None:
         """One table fewer holds each block; give tails first, so that they are evicted first."""
@@ -293,8 +288,12 @@ class BlockPool(BlockState):
         """Cached, unreferenced blocks of a class, next victim first."""
         if self.ranked is not None:
             return self.ranked.walk(cls)
-        return [block for block in self._lists.walk(cls) if self.cached[block]]
+        return [block for block in self.walk(cls) if self.cached[block]]
 
     def linked_blocks(self, cls: int) -> list[int]:
         """Every block in a class's free list, head first (for integrity checks)."""
-        return list(self._lists.walk(cls))
+        return list(self.walk(cls))
+
+    def walk(self, cls: int) -> Iterator[int]:
+        """The blocks of a class's free list one by one, head first."""
+        return self._lists.walk(cls)

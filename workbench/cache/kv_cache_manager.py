@@ -4,18 +4,18 @@ What a step reads is in `step_tables`, what takes tokens away in `eviction`, and
 page its final class in `sealing`.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from kvkernels.layout import PageSpec
+from torch import Tensor
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.contiguous import take_runs
 from workbench.cache.filling import Filling
 from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey
+from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.prefix_lookup import PrefixLookup
 from workbench.cache.request_blocks import PrefixHit, RequestBlocks
@@ -38,6 +38,7 @@ class KVCacheManager:
         format_label: str,
         root_key: Callable[[Request], PrefixKey],
         contiguous: bool = False,
+        store: PageStore | None = None,
     ) -> None:
         self.pool = pool
         self.geometry = geometry
@@ -50,6 +51,7 @@ class KVCacheManager:
         self.keys = RequestKeys(root_key, block_size, format_label)
         self.lookup = PrefixLookup(self.keys, block_size)
         self.contiguous = contiguous
+        self.store = store  # copies the beginnings of blocks; without one there are no partial hits
         self._max_pages = -(-max_model_len // block_size) + 1
         self.requests: dict[str, RequestBlocks] = {}
 
@@ -57,7 +59,8 @@ class KVCacheManager:
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """Longest run of rows in HBM, all of one lineage, that leaves `lookup.min_new_tokens`."""
-        return self.lookup.find(self.pool.index, request, partial=not self.seals)
+        goes_on = self.store is not None and not self.seals  # a sealed page is never written again
+        return self.lookup.find(self.pool.index, request, partial=goes_on)
 
     def most_hit_pages(self, request: Request) -> int:
         """Pages a hit may have at most (I12, decision 13)."""
@@ -118,6 +121,7 @@ class KVCacheManager:
     ) -> bool:
         """Give a request tables: hit rows, then fresh pages for `num_new_tokens`.
 
+        The beginning of a block that is only partly hit is copied into the first fresh page.
         `num_loaded_tokens`: how many of these arrive as full pages of a tier. `reserve_tokens`:
         more tokens that must fit besides (admission by the whole prompt), though their pages are
         not taken yet. `reserve_pages`: pages of each group that were promised to others. False
@@ -126,64 +130,40 @@ class KVCacheManager:
         hit_blocks = [block for row in hit.rows for block in row.blocks]
         num_slots = hit.num_tokens + num_new_tokens
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
+        num_fresh = hit.num_partial_tokens + num_new_tokens
         filled = Filling.of(
-            num_loaded_tokens, 0, num_new_tokens, self.block_size, residual=self.residual_pages
+            num_loaded_tokens, 0, num_fresh, self.block_size, residual=self.residual_pages
         )
         needs = self._admission_needs(wanted + reserve_pages, filled.num_open, watermark_blocks)
         if not self.pool.can_allocate(needs, hit_blocks):
             return False
-        blocks = self._new_blocks(lineage or hit.lineage)
+        blocks = self.new_blocks(lineage or hit.lineage)
         if self.contiguous:
             return self._admit_contiguous(request, blocks, num_slots + reserve_tokens)
+        copy = self._take_copy(hit.partial)  # now: its block may be evicted for this very request
         for block in hit_blocks:
             self.pool.touch(block)
         blocks.begin_with(hit.rows)
         self.requests[request.request_id] = blocks
         self._append_pages(request, blocks, [filled] * len(self.classes))
-        blocks.number_slots(hit.num_tokens)
+        blocks.number_slots(len(hit.rows) * self.block_size)
+        if copy is not None and hit.partial is not None:
+            self._put_copy(blocks, copy, hit)
         return True
 
-    def restore(
-        self,
-        request: Request,
-        rows: list[Row | None],
-        *,
-        classes: np.ndarray,
-        stored_len: np.ndarray,
-        pos: np.ndarray,
-        log_count: np.ndarray | None,
-        lineage: str,
-        hashing: bool,
-    ) -> bool:
-        """Tables of a swapped request: shared rows again, fresh pages where `rows` is None.
+    def _take_copy(self, row: Row | None) -> list[Tensor] | None:
+        """The bytes of a block of which only the beginning is hit."""
+        if row is None or self.store is None:
+            return None
+        return self.store.lift(self.parts(row.blocks))
 
-        `classes` int [num_groups, pages]: of each page, -1 where a group has fewer. The caller then
-        writes the fresh pages' bytes. False changes nothing.
-        """
-        wanted = [
-            [int(cls) for cls, row in zip(line, rows, strict=True) if row is None and cls >= 0]
-            for line in classes
-        ]
-        shared = [block for row in rows if row is not None for block in row.blocks]
-        if not self.pool.can_allocate(Counter(itertools.chain(*wanted)), shared):
-            return False
-        blocks = self._new_blocks(lineage)
-        for block in shared:
-            self.pool.touch(block)
-        taken = iter(self.pool.allocate([(cls, 1) for cls in itertools.chain(*wanted)]))
-        for group, line in enumerate(classes):
-            count = int((line >= 0).sum())
-            for page, row in enumerate(rows[:count]):
-                block = next(taken)[0] if row is None else row.blocks[group]
-                blocks.table[group, page] = block
-                self.pool.owner[block] = request.owner
-            blocks.num_pages[group] = count
-        blocks.stored_len[:] = stored_len
-        blocks.pos[:, : pos.shape[1]] = pos
-        blocks.hashing, blocks.log_count = hashing, log_count
-        blocks.num_hashed = next((at for at, row in enumerate(rows) if row is None), len(rows))
-        self.requests[request.request_id] = blocks
-        return True
+    def _put_copy(self, blocks: RequestBlocks, copy: list[Tensor], hit: PrefixHit) -> None:
+        """Copy-on-write, at once: the next token is written behind what was copied."""
+        assert self.store is not None and hit.partial is not None
+        self.store.lay(self.parts(blocks.row_at(len(hit.rows))), copy)
+        blocks.stored_len += hit.num_partial_tokens
+        if self.pool.index.get(hit.partial.key) is hit.partial:
+            self.pool.use(hit.partial)
 
     def parts(self, blocks: tuple[int, ...]) -> list[tuple[int, PageSpec]]:
         """(byte offset, spec) of each page of a row, for the page store; -1 is no page."""
@@ -264,7 +244,8 @@ class KVCacheManager:
             blocks.spares[group] += spares_taken
             self.pool.owner[loaded + fresh + spares_taken] = request.owner
 
-    def _new_blocks(self, lineage: str) -> RequestBlocks:
+    def new_blocks(self, lineage: str) -> RequestBlocks:
+        """Empty tables, which belong to no request yet."""
         return RequestBlocks(len(self.classes), self._max_pages, self.block_size, lineage)
 
     # ---- progress

@@ -60,6 +60,17 @@ class PageStore:
             self._write(offset, row[start : start + spec.page_bytes])
             start += spec.page_bytes
 
+    def lift(self, parts: Sequence[tuple[int, PageSpec]]) -> list[Tensor]:
+        """Copies of pages on their device, uint8 [page_bytes] each, to `lay` down elsewhere."""
+        return [self.arena[offset : offset + spec.page_bytes].clone() for offset, spec in parts]
+
+    def lay(self, parts: Sequence[tuple[int, PageSpec]], pages: Sequence[Tensor]) -> None:
+        """Write lifted pages; raises ValueError if a length differs."""
+        for (offset, spec), page in zip(parts, pages, strict=True):
+            if len(page) != spec.page_bytes:
+                raise ValueError(f"a page of {len(page)} bytes does not fit {spec.label}")
+            self.arena[offset : offset + spec.page_bytes].copy_(page)
+
     def _read(self, offset: int, size: int) -> np.ndarray:
         if self._host is not None:
             return self._host[offset : offset + size]

@@ -195,6 +195,7 @@ def build_stack(
         before_evict=before_evict,
         smallest_page_bytes=smallest_page_bytes(geometry, config),
     )
+    store = PageStore(num_slabs * slab_bytes, device)
     manager = KVCacheManager(
         pool=pool,
         geometry=geometry,
@@ -205,8 +206,8 @@ def build_stack(
         format_label=format_label(config),
         root_key=make_root_key(config, model),
         contiguous=config.cache.allocation == "contiguous",
+        store=store,
     )
-    store = PageStore(num_slabs * slab_bytes, device)
     runner = ModelRunner(model.decoder, geometry, manager, store, clock, rope_mode(config))
     budget = int(config.cache.hbm_budget_mib * 2**20)
     return CacheStack(geometry, specs, pool, manager, store, runner, budget)

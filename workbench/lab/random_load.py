@@ -9,7 +9,9 @@ import numpy as np
 from workbench.config import (
     BUDGET_SPLITS,
     EVICTION_ORDERS,
+    GQA_REDUCTIONS,
     GROUPINGS,
+    MERGES,
     PREFIX_INDEXES,
     RETENTION_POLICIES,
     EngineConfig,
@@ -52,6 +54,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "cache.prefix_caching": (True, True, True, True, False),
             "cache.reuse": ("recoded", "exact"),
             "cache.index": PREFIX_INDEXES,
+            "cache.partial_hits": (True, False),
             "cache.eviction": EVICTION_ORDERS,
             "tiers.dram_mib": (0.0, 0.02, 0.03, 0.05, 0.1),
             "tiers.disk_mib": (0.0, 0.5, 1.0),
@@ -60,7 +63,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "retention.level": ("page", "token"),
             "retention.when": ("both", "both", "prefill", "decode"),
             "retention.split": BUDGET_SPLITS,
-            "retention.merge": ("off", "nearest"),
+            "retention.merge": MERGES,
+            "retention.gqa_reduce": GQA_REDUCTIONS,
             "retention.budget_tokens": (16, 24, 40),
         }.items()
         for value in values

@@ -13,7 +13,7 @@ from workbench.config import SchedulingSettings
 from workbench.request import Request, RequestStatus
 from workbench.temporal.scheduling.fetcher import Fetcher
 from workbench.temporal.scheduling.loads import Fetch
-from workbench.temporal.scheduling.order import OrderPolicy
+from workbench.temporal.scheduling.order import OrderPolicy, must_wait
 from workbench.temporal.scheduling.step import SchedulerOutput, StepBudget
 
 Tell = Callable[..., None]  # tell(kind, request_id="", **data): an event for people
@@ -158,6 +158,7 @@ class Scheduler:
                     self._fail_too_large(request, out)
                     return False
             self.preempt(victim, reason="no_blocks")
+            victim.num_displaced += 1
             out.preempted.append(victim)
             taken = out.scheduled.pop(victim.request_id, None)
             if taken is not None:
@@ -223,6 +224,8 @@ class Scheduler:
     def _admit(self, request: Request, hit: PrefixHit, budget: StepBudget) -> int | None:
         """Give a waiting request tables; tokens it computes now, or None if it does not fit."""
         self.serving = request.request_id
+        if must_wait(request, self.running, self.order):
+            return None
         record = self.fetcher.swap_record(request)
         if record is not None:
             if not self.fetcher.restore(request, record):
