@@ -140,6 +140,7 @@ class Request:
         self.num_recomputed_tokens = 0
         self.max_computed_tokens = 0  # high-water mark, to tell recomputation from first work
         self.num_preemptions = 0
+        self.num_displaced = 0  # preemptions for lack of blocks
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s = arrival_s

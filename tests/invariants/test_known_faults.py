@@ -16,7 +16,9 @@ from workbench.spatial.hierarchy.disk_tier import DiskTier
 from workbench.spatial.hierarchy.entries import Entry
 from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.mover import key_text
+from workbench.temporal.scheduling import order
 from workbench.temporal.scheduling.fetcher import MIN_DEADLINE_S
+from workbench.temporal.scheduling.order import MAX_DISPLACED
 
 TIERS = {"tiers.dram_mib": 0.5, "tiers.gate": False}
 
@@ -169,6 +171,25 @@ def test_06_the_oldest_is_never_preempted_for_a_younger_one() -> None:
     runner.drain()
     assert runner.engine.finished[first].num_preemptions == 0
     assert runner.engine.metrics.num_preemptions > 0
+
+
+def _most_displaced() -> int:
+    """Long prompts, each admitted on its first chunk into what is left of the pool."""
+    runner = Runner(build({"cache.hbm_budget_mib": pages(48), "cache.prefix_caching": False,
+                           "scheduling.admit_whole_prompt": False}))  # fmt: skip
+    ids = [runner.add(tokens(90, seed), 40) for seed in range(6)]
+    while runner.engine.has_work():
+        runner.engine.step()
+    runner.check()
+    ended = [runner.engine.finished[request_id] for request_id in ids]
+    assert {request.num_output_tokens for request in ended} == {40}
+    return max(request.num_displaced for request in ended)
+
+
+def test_06_preemptions_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _most_displaced() == MAX_DISPLACED
+    monkeypatch.setattr(order, "MAX_DISPLACED", 1000)
+    assert _most_displaced() > MAX_DISPLACED
 
 
 # 7. "does not fit now" and "can never fit" in one branch (vLLM #35541)

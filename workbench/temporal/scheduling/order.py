@@ -1,8 +1,11 @@
 """In which order waiting requests are tried, and which running one is preempted first."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from workbench.request import Request
+
+MAX_DISPLACED = 8  # times that blocks are taken from a request before it lets earlier ones end
 
 
 class OrderPolicy(Protocol):
@@ -42,3 +45,15 @@ class LongestPrefixFirst:
     def key(self, request: Request, num_hit_tokens: int) -> tuple[Any, ...]:
         """Most hit tokens, then order of arrival."""
         return (-num_hit_tokens, request.sequence_number)
+
+
+def must_wait(request: Request, running: Sequence[Request], order: OrderPolicy) -> bool:
+    """Whether a request that lost its blocks too often would run behind one that may take them.
+
+    Admitted alone or before all others it is no victim, so that thrash has an end for each request
+    (vLLM #25538).
+    """
+    if request.num_displaced < MAX_DISPLACED:
+        return False
+    mine = order.key(request, 0)
+    return any(order.key(other, 0) < mine for other in running)
