@@ -5,17 +5,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from workbench.cache.eviction import evict_pages, keep_slots
 from workbench.cache.retention import RetentionPolicy, StoredTokens
 from workbench.config import EngineConfig, RetentionSettings
 from workbench.engine.query_watch import QueryWatch
+from workbench.engine.packing import move_slots
 from workbench.engine.runner import ForwardBatch
 from workbench.engine.step_attention import SeeQueries
 from workbench.request import Request
 from workbench.structural.retention.budgets import split_budget
-from workbench.structural.retention.merging import merge_into_kept
 from workbench.structural.retention.observer import MassObserver
 from workbench.structural.retention.selection import floor_tokens, pages_to_drop, slots_to_keep
 
@@ -50,7 +49,12 @@ class Retainer:
 
     def wants_mass(self, step: int) -> bool:
         """Whether the kernels should return attention mass at this step."""
-        return self.policy.needs_mass or (self.for_display and step % MASS_EVERY == 0)
+        merges_by_mass = self._engine.config.retention.merge == "cam"
+        return (
+            self.policy.needs_mass
+            or merges_by_mass
+            or (self.for_display and step % MASS_EVERY == 0)
+        )
 
     def watch(self, batch: ForwardBatch) -> SeeQueries | None:
         """Who looks at the queries of a step, if anybody does."""
@@ -169,7 +173,7 @@ class Retainer:
             kept = slots_to_keep(view, score, settings, budget)
             if kept is None:
                 return 0, 0
-            move = functools.partial(self._move, request, group)
+            move = functools.partial(move_slots, self._engine, request, group)
             packed = keep_slots(manager, request, group, kept, move)
             if packed is None:
                 return 0, 0  # no room for the copies of shared pages
@@ -177,43 +181,6 @@ class Retainer:
             gone = np.setdiff1d(np.arange(len(positions)), kept)
         self.observers[request.request_id].mark_evicted(group, positions[gone])
         return len(gone), freed
-
-    def _move(
-        self,
-        request: Request,
-        group: int,
-        first: int,
-        source: list[int],
-        slots: np.ndarray,
-        target: list[int],
-    ) -> None:
-        """Pack the kept slots of blocks into others; with merging, what goes is left to them."""
-        stack, settings = self._engine.stack, self._engine.config.retention
-        spec, offset = stack.specs.full[group], stack.pool.offset
-        if settings.merge == "off":
-            stack.store.compact(spec, offset[source], slots, offset[target])
-            return
-        blocks = stack.manager.requests[request.request_id]
-        start = first * blocks.block_size
-        counts = blocks.counts(group)[start:]
-        gone = np.setdiff1d(np.arange(len(counts)), slots)
-        keys, values = (
-            stack.store.vectors(group, offset[source], spec, plane)[: len(counts), 0, 0]
-            for plane in ("k", "v")
-        )
-        merged, weight = merge_into_kept(
-            keys,
-            values,
-            torch.from_numpy(counts).to(keys.device),
-            torch.from_numpy(slots).to(keys.device),
-            torch.from_numpy(gone).to(keys.device),
-            settings.merge_cosine,
-        )
-        stack.store.compact(spec, offset[source], slots, offset[target])
-        stack.store.write_values(group, offset[target], spec, merged[:, None, None])
-        kept = counts.copy()
-        kept[slots] = weight.cpu().numpy()
-        blocks.set_counts(group, start, kept)  # the tables keep those of the kept slots
 
 
 def _is_due(request: Request, settings: RetentionSettings) -> bool:
