@@ -1,4 +1,4 @@
-"""Packs the slots that stay into fewer pages; with merging, those that go leave them their values."""
+"""Packs slots that stay into fewer pages; with merging, those that go leave them their values."""
 
 import hashlib
 from typing import TYPE_CHECKING

@@ -9,8 +9,8 @@ import numpy as np
 from workbench.cache.eviction import evict_pages, keep_slots
 from workbench.cache.retention import RetentionPolicy, StoredTokens
 from workbench.config import EngineConfig, RetentionSettings
-from workbench.engine.query_watch import QueryWatch
 from workbench.engine.packing import move_slots
+from workbench.engine.query_watch import QueryWatch
 from workbench.engine.runner import ForwardBatch
 from workbench.engine.step_attention import SeeQueries
 from workbench.request import Request
