@@ -69,15 +69,16 @@ def keyed_draws(seed: int, request: int, group: int, positions: np.ndarray) -> n
 
     Source of the mixing: SplitMix64 (Steele et al. 2014).
     """
-    mixed = np.uint64(seed & (2**64 - 1))
-    for part in (np.array(request), np.array(group), positions):
-        mixed = _mix(mixed + part.astype(np.uint64))
-    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+    mixed = np.full(positions.shape, seed & (2**64 - 1), np.uint64)
+    for part in (np.uint64(request), np.uint64(group), positions.astype(np.uint64)):
+        mixed = _mix(mixed + part)
+    draws: np.ndarray = (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return draws
 
 
-def _mix(x: np.ndarray | np.uint64) -> np.ndarray:
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64
-        x = np.asarray(x + np.uint64(0x9E3779B97F4A7C15))
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # modulo 2**64, as arrays add
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
