@@ -20,8 +20,11 @@ Dimension = Literal["T", "S", "X", "-"]
 KV_FORMATS = (
     "bf16", "fp32", "fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token", "fp8_e5m2", "int8", "int4",
     "int4_rotated", "int3", "int2", "nvfp4", "turbo4", "turbo3", "kivi4", "kivi3", "kivi2",
+    "kvquant4", "kvquant3", "kvquant2", "lowrank", "lowrank_int4",
 )  # fmt: skip
-PRE_ROPE_FORMATS: tuple[str, ...] = ()  # keys are stored as projected, and rotated at read
+CALIBRATED_FORMATS = ("kvquant4", "kvquant3", "kvquant2", "lowrank", "lowrank_int4")
+PRE_ROPE_FORMATS = CALIBRATED_FORMATS  # their keys are stored as projected, and rotated at read
+LOW_RANK_FORMATS = ("lowrank", "lowrank_int4")
 GROUPED_FORMATS = ("kivi4", "kivi3", "kivi2")  # numbers of several tokens share their scale
 KIVI_GROUPS = (0, 8, 16, 32, 64)  # tokens of K, channels of V; 0: as many of 32 as divide the page
 WEIGHT_FORMATS = ("auto", "as_stored", "int8", "bf16", "fp32")
@@ -34,6 +37,7 @@ MERGES = ("off", "nearest", "cam")  # what a dropped token leaves to those that 
 GQA_REDUCTIONS = ("mean", "max", "sum")  # of the query heads that share a KV head
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
+PROMPT_CACHING = ("automatic", "explicit")  # whatever is cached may be hit, or what was marked
 BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both
 POSITIONS = ("original", "compact")  # in the text, or among the stored tokens
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
@@ -125,6 +129,12 @@ class CacheSettings(_Section):
     prefix_caching: bool = setting(True, change="hot", dim="X")
     partial_hits: bool = setting(False, change="hot", dim="X")
     index: str = setting("hash", change="hot", dim="X", choices=PREFIX_INDEXES)
+    rank: int = setting(0, change="recode", dim="X", low=0, high=1024, unit="numbers (0 = half)")
+    calibration: str = setting("needed", change="rebuild", dim="X")
+    prompt_caching: str = setting("automatic", change="hot", dim="X", choices=PROMPT_CACHING)
+    min_cacheable_tokens: int = setting(
+        64, change="hot", dim="X", low=1, high=131072, unit="tokens"
+    )
     eviction: str = setting("lru", change="hot", dim="X", choices=EVICTION_ORDERS)
     reuse: str = setting("recoded", change="hot", dim="X", choices=("recoded", "exact"))
 
@@ -244,6 +254,12 @@ def used_formats(config: EngineConfig) -> set[str]:
     return {cache.k_format, cache.v_format, *itertools.chain(*plan.values())}
 
 
+def key_formats(config: EngineConfig) -> set[str]:
+    """Every format that K can have in pages of this config."""
+    plan = parse_plan(config.cache.layer_plan, KV_FORMATS)
+    return {config.cache.k_format, *(formats[0] for formats in plan.values())}
+
+
 def _check_merging(config: EngineConfig) -> None:
     """Raise SettingError where tokens cannot be merged one by one."""
     for path, value, needed in (
@@ -255,7 +271,7 @@ def _check_merging(config: EngineConfig) -> None:
                 f"retention.merge = {config.retention.merge} merges single tokens of single heads, "
                 f"but {path} = {value}: choose {needed}"
             )
-    before = sorted(used_formats(config) & set(PRE_ROPE_FORMATS))
+    before = sorted(key_formats(config) & set(PRE_ROPE_FORMATS))
     if before or config.retention.positions == "compact":
         cause = f"format {before[0]}" if before else "retention.positions = compact"
         raise SettingError(

@@ -4,6 +4,7 @@ from enum import Enum
 
 import msgspec
 
+from workbench.cache_control import LIFETIMES_S, CacheBreakpoint, CacheUsage, check_breakpoints
 from workbench.errors import RequestError
 
 
@@ -60,7 +61,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A request as submitted: text, chat messages or token ids (exactly one of them).
 
     `resume_tokens` are tokens received before the engine was restarted; they count against
-    `max_tokens` and are not sampled again. `salt` keeps tenants' caches apart. `logits_from`: hand
+    `max_tokens` and are not sampled again. `salt` keeps tenants' caches apart: whoever owns the
+    engine sets it, never what a request says of itself. `cache_control`: breakpoints up to which
+    the prompt is kept (prompt caching). `logits_from`: hand
     the logits of known tokens from this position on to the engine's tap, too (vLLM's
     prompt_logprobs).
     """
@@ -75,6 +78,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     request_id: str = ""  # empty: the engine names it
     resume_tokens: list[int] = []
     logits_from: int | None = None
+    cache_control: list[CacheBreakpoint] = []
 
     def __post_init__(self) -> None:
         given = [
@@ -87,6 +91,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise RequestError(f"{given[0]} is empty: give at least one token of text")
         if self.logits_from is not None and self.logits_from < 0:
             raise RequestError(f"logits_from = {self.logits_from} is out of range: 0 or more")
+        if self.cache_control:
+            num_messages = None if self.messages is None else len(self.messages)
+            check_breakpoints(self.cache_control, num_messages)
 
 
 class MissReason(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +102,8 @@ class MissReason(msgspec.Struct, frozen=True, kw_only=True):
     `kind`: `first` (nothing like it was cached), `differs` (first differing token at
     `token_index`), `evicted` (at step `step`), `tag` (another salt, format or weights), `short`
     (shorter than a block), `off` (prefix caching is off), `gate` (fetching was slower than
-    recomputing), `full` (all but the last block hit).
+    recomputing), `full` (all but the last block hit), `unmarked` and `expired` (prompt caching is
+    explicit, and nobody asked to keep this text, or its lifetime is over).
     """
 
     kind: str
@@ -105,7 +113,7 @@ class MissReason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens of one request after a step."""
+    """New tokens of one request after a step; `usage` comes with the last ones."""
 
     request_id: str
     new_token_ids: list[int]
@@ -113,6 +121,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     num_output_tokens: int
     error: str = ""
+    usage: CacheUsage | None = None
 
 
 class Request:
@@ -145,6 +154,10 @@ class Request:
         self.first_token_s: float | None = None
         self.last_token_s = arrival_s
         self.miss: MissReason | None = None
+        self.breakpoints: list[tuple[int, str]] = []  # (tokens, lifetime), in order
+        self.num_marked = 0  # breakpoints that were reached
+        self.num_settled_tokens: int | None = None  # read when first admitted, or written since
+        self.num_created_tokens: dict[str, int] = {}  # written to be kept, by lifetime
         self.error = ""
 
     @property
@@ -156,6 +169,20 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens after the prompt, resumed ones included."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def usage(self) -> CacheUsage:
+        """Where the prompt's tokens came from so far."""
+        created = {
+            f"ephemeral_{ttl}_input_tokens": self.num_created_tokens.get(ttl, 0)
+            for ttl in LIFETIMES_S
+        }
+        written, read = sum(created.values()), min(self.num_cached_tokens, self.num_prompt_tokens)
+        return CacheUsage(
+            input_tokens=self.num_prompt_tokens - read - written,
+            cache_read_input_tokens=read,
+            cache_creation_input_tokens=written,
+            cache_creation=created,
+        )
 
     @property
     def is_prefill(self) -> bool:

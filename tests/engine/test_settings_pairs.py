@@ -7,6 +7,7 @@ import pytest
 
 from tests.engine.harness import Runner, build, tokens
 from tests.engine.pairwise import Row, pairwise
+from workbench.cache_control import CacheBreakpoint
 from workbench.config import (
     BUDGET_SPLITS,
     EVICTION_ORDERS,
@@ -14,6 +15,7 @@ from workbench.config import (
     GROUPINGS,
     MERGES,
     PREFIX_INDEXES,
+    PROMPT_CACHING,
     EngineConfig,
     all_settings,
     replace_settings,
@@ -25,13 +27,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.hbm_budget_mib": (0.125, 0.25),
     "cache.block_size": (4, 8, 16),
     "cache.grouping": GROUPINGS,
-    "cache.k_format": ("bf16", "fp32", "fp8_e4m3", "int8", "int4"),
-    "cache.v_format": ("bf16", "fp32", "fp8_e4m3", "int8", "int4"),
+    "cache.k_format": ("bf16", "fp32", "fp8_e4m3", "int8", "lowrank"),
+    "cache.v_format": ("bf16", "fp32", "fp8_e4m3", "int4", "kvquant3"),
+    "cache.rank": (0, 12),
+    "cache.calibration": ("needed", "all"),
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
     "cache.partial_hits": (False, True),
     "cache.index": PREFIX_INDEXES,
+    "cache.prompt_caching": PROMPT_CACHING,
+    "cache.min_cacheable_tokens": (1, 12),
     "cache.eviction": EVICTION_ORDERS,
     "cache.mode": ("on", "off"),
     "cache.allocation": ("paged", "contiguous"),
@@ -50,7 +56,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.gate": (True, False),
     "tiers.dram_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_throttle_mb_s": (0.0, 50.0),
-    "tiers.disk_codec": ("none", "planes+zstd"),
+    "tiers.disk_codec": ("none", "planes+zstd", "cachegen"),
     "retention.policy": ("none", "sink+window", "attention-mass"),
     "retention.budget_tokens": (16, 64),
     "retention.sink_tokens": (0, 4),
@@ -68,11 +74,15 @@ NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.dis
 IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
     ("cache.grouping", "retention.split"): 8,
     ("cache.grouping", "cache.layer_plan"): 2,
+    ("cache.k_format", "tiers.disk_codec"): 3,
+    ("cache.v_format", "tiers.disk_codec"): 3,
+    ("cache.layer_plan", "tiers.disk_codec"): 1,
     ("cache.grouping", "retention.merge"): 6,
     ("cache.residual_tokens", "cache.mode"): 1,
     ("cache.residual_tokens", "cache.allocation"): 1,
     ("cache.residual_tokens", "retention.level"): 1,
     ("cache.residual_tokens", "retention.merge"): 2,
+    ("cache.k_format", "retention.merge"): 2,
     ("retention.level", "retention.merge"): 2,
     ("retention.positions", "retention.merge"): 2,
 }
@@ -107,7 +117,9 @@ def test_sixty_steps_with(number: int) -> None:
     for step in range(60):
         if step % 5 == 0 and len(runner.engine.requests) < 8:
             prompt = shared[: step % 25] + tokens(3 + step % 11, step)
-            runner.add(prompt, 5 + step % 23, priority=step % 3, temperature=step % 2 * 0.8)
+            points = [CacheBreakpoint(at=len(prompt))] if step % 2 else []
+            runner.add(prompt, 5 + step % 23, priority=step % 3, temperature=step % 2 * 0.8,
+                       cache_control=points)  # fmt: skip
         if step == 30:
             runner.engine.abort(next(iter(runner.engine.requests)))
         runner.step()

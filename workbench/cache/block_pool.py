@@ -16,8 +16,9 @@ from kvkernels.layout import PageSpec
 from workbench.cache.block_state import UNASSIGNED, BlockState
 from workbench.cache.eviction_order import RankedRows
 from workbench.cache.free_list import FreeLists
+from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.prefix_index import PrefixIndex, Row
-from workbench.cache.victims import next_victim
+from workbench.cache.victims import kept_last, next_victim, oldest_slab, spares_kept
 from workbench.snapshot import NO_OWNER
 
 
@@ -44,6 +45,7 @@ class BlockPool(BlockState):
         self._lists = FreeLists(num_slabs * self.stride)
         self.order_name = "lru"
         self.ranked: RankedRows | None = None  # None: the free lists' own order, LRU
+        self.lifetimes: Lifetimes | None = None  # blocks that go last
         self.classes: list[PageSpec] = []
         self._slab_used = np.zeros(num_slabs, np.int32)  # pages referenced or cached
         self._slab_live = np.zeros(num_slabs, np.int32)  # pages referenced
@@ -94,10 +96,10 @@ class BlockPool(BlockState):
     def num_free(self, cls: int) -> int:
         """Blocks of a class that could be taken now, evicting cached ones."""
         return self._lists.lengths[cls] + self.pages_per_slab(cls) * (
-            len(self._unassigned) + len(self._reclaimable(cls))
+            len(self._unassigned) + len(self.reclaimable(cls))
         )
 
-    def _reclaimable(self, cls: int) -> np.ndarray:
+    def reclaimable(self, cls: int) -> np.ndarray:
         """Slabs of other classes that hold nothing but cached blocks."""
         other = (self.slab_class != cls) & (self.slab_class != UNASSIGNED) & (self._slab_live == 0)
         return np.flatnonzero(other)
@@ -110,7 +112,7 @@ class BlockPool(BlockState):
         kept = Counter(self.page_class(block) for block in revived if self.ref_cnt[block] == 0)
         slabs = len(self._unassigned)
         if len(needs) == 1 < len(self.classes) and not kept.keys() - needs.keys():
-            slabs += len(self._reclaimable(next(iter(needs))))
+            slabs += len(self.reclaimable(next(iter(needs))))
         return slabs >= self._slabs_missing({cls: need + kept[cls] for cls, need in needs.items()})
 
     def _slabs_missing(self, needs: dict[int, int]) -> int:
@@ -144,7 +146,7 @@ class BlockPool(BlockState):
         if block is None or self.cached[block]:
             if len(self._unassigned) > self._slabs_missing(behind):
                 self._assign_slab(self._unassigned[-1], cls)
-            elif block is None:
+            elif block is None or (not behind and spares_kept(self, cls)):
                 self._reclaim_slab(cls)
             else:
                 block = next_victim(self, cls, block)
@@ -153,7 +155,7 @@ class BlockPool(BlockState):
                 self.drop(row, keep=block)
                 return self._take_linked(cls, block, was_used=True)
             block = self._lists.first(cls)
-        assert block is not None, "a slab was assigned, so its class has free blocks"
+        assert block is not None, "a slab was assigned to the class"
         return self._take_linked(cls, block)
 
     def _take_linked(self, cls: int, block: int, was_used: bool = False) -> int:
@@ -169,11 +171,10 @@ class BlockPool(BlockState):
 
     def _reclaim_slab(self, cls: int) -> None:
         """Empty the least recently used slab of another class and give it to `cls`."""
-        slabs = self._reclaimable(cls)
+        slabs = self.reclaimable(cls)
         if not len(slabs):
             raise RuntimeError("no block can be taken: can_allocate was not asked")
-        ages = self.last_used.reshape(self.num_slabs, self.stride)[slabs].max(axis=1)
-        slab = int(slabs[np.argmin(ages)])
+        slab = oldest_slab(self, slabs)
         first = slab * self.stride
         for block in range(first, first + self.pages_per_slab(int(self.slab_class[slab]))):
             row = self.row_of[block]
@@ -287,11 +288,11 @@ class BlockPool(BlockState):
     def eviction_order(self, cls: int) -> list[int]:
         """Cached, unreferenced blocks of a class, next victim first."""
         if self.ranked is not None:
-            return self.ranked.walk(cls)
-        return [block for block in self.walk(cls) if self.cached[block]]
+            return kept_last(self, self.ranked.walk(cls))
+        return kept_last(self, [block for block in self.walk(cls) if self.cached[block]])
 
     def linked_blocks(self, cls: int) -> list[int]:
-        """Every block in a class's free list, head first (for integrity checks)."""
+        """Every block in a class's free list, head first."""
         return list(self.walk(cls))
 
     def walk(self, cls: int) -> Iterator[int]:

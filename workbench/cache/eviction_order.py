@@ -54,9 +54,14 @@ class RankedRows:
         for block in row.blocks:
             self._order.removed(block)
 
-    def victim(self, cls: int) -> int:
-        """The cached, unreferenced block of a class that goes next; there must be one."""
+    def victim(self, cls: int, kept: np.ndarray | None = None) -> int:
+        """The cached, unreferenced block of a class that goes next; there must be one.
+
+        `kept` bool [num_blocks]: those that go only if all do.
+        """
         candidates = self._candidates(cls)
+        if kept is not None and (candidates & ~kept).any():
+            candidates &= ~kept
         first = -1
         while candidates.any():
             block = self._order.choose(candidates)

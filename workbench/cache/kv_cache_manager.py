@@ -15,11 +15,13 @@ from workbench.cache.contiguous import take_runs
 from workbench.cache.filling import Filling
 from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey
+from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.prefix_lookup import PrefixLookup
 from workbench.cache.request_blocks import PrefixHit, RequestBlocks
 from workbench.cache.request_keys import RequestKeys
+from workbench.clock import RealClock
 from workbench.request import Request
 
 
@@ -39,6 +41,7 @@ class KVCacheManager:
         root_key: Callable[[Request], PrefixKey],
         contiguous: bool = False,
         store: PageStore | None = None,
+        lifetimes: Lifetimes | None = None,
     ) -> None:
         self.pool = pool
         self.geometry = geometry
@@ -49,7 +52,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.keys = RequestKeys(root_key, block_size, format_label)
-        self.lookup = PrefixLookup(self.keys, block_size)
+        self.lifetimes = Lifetimes(RealClock()) if lifetimes is None else lifetimes
+        self.lookup = PrefixLookup(self.keys, block_size, self.lifetimes)
         self.contiguous = contiguous
         self.store = store  # copies the beginnings of blocks; without one there are no partial hits
         self._max_pages = -(-max_model_len // block_size) + 1
@@ -149,6 +153,7 @@ class KVCacheManager:
         blocks.number_slots(len(hit.rows) * self.block_size)
         if copy is not None and hit.partial is not None:
             self._put_copy(blocks, copy, hit)
+        self.lookup.admitted(request, hit.num_tokens + num_loaded_tokens, len(hit.rows))
         return True
 
     def _take_copy(self, row: Row | None) -> list[Tensor] | None:
@@ -267,6 +272,7 @@ class KVCacheManager:
             ids = tuple(int(block) for block in blocks.table[:, page])
             stored += self.pool.publish(self.keys.row(request, page, ids, blocks.lineage))
         blocks.num_hashed = num_full
+        self.lookup.published(request, num_full)
         return stored
 
     def rewind(self, request: Request) -> None:

@@ -1,5 +1,6 @@
 """What a request may hit: full rows of one lineage, and the beginning of one block more."""
 
+from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.prefix_index import PrefixIndex
 from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.request_keys import RequestKeys
@@ -9,15 +10,43 @@ from workbench.request import Request
 class PrefixLookup:
     """Asks the index for a request's text, within what a hit may have."""
 
-    def __init__(self, keys: RequestKeys, block_size: int) -> None:
+    def __init__(self, keys: RequestKeys, block_size: int, lifetimes: Lifetimes) -> None:
         self.keys = keys
         self.block_size = block_size
         self.min_new_tokens = 1  # what a hit leaves to compute: logits, and what retention observes
         self.partial_hits = False
+        self.lifetimes = lifetimes
+        self.explicit = False  # only what was marked, and lives, may be hit
 
     def most_hit_tokens(self, request: Request) -> int:
-        """Tokens a hit may have at most (I12, decision 13)."""
-        return max(0, request.num_tokens - self.min_new_tokens)
+        """Tokens a hit may have at most (I12, decision 13; what is kept, if that is asked for)."""
+        most = max(0, request.num_tokens - self.min_new_tokens)
+        return min(most, self._kept_tokens(request, most)) if self.explicit else most
+
+    def _kept_tokens(self, request: Request, most: int) -> int:
+        """The longest living entry in front of the request's last breakpoint."""
+        if not request.breakpoints:
+            return 0
+        last = min(most, request.breakpoints[-1][0]) // self.block_size
+        return self.lifetimes.reach(self.keys.chain(request)[:last]) * self.block_size
+
+    def is_unmarked(self, request: Request, known: int) -> bool:
+        """Whether a hit of `known` tokens ended because nobody asked to keep more."""
+        return self.explicit and known >= self.most_hit_tokens(request)
+
+    def admitted(self, request: Request, num_tokens: int, num_pages: int) -> None:
+        """A request begins with `num_tokens` of the cache, `num_pages` of them full and in HBM."""
+        if request.num_settled_tokens is None:
+            request.num_settled_tokens = num_tokens
+        if not self.lifetimes.is_empty:
+            self.lifetimes.use(self.keys.chain(request)[: num_tokens // self.block_size])
+        self.published(request, num_pages)
+
+    def published(self, request: Request, num_pages: int) -> None:
+        """So many leading blocks of a request can be found now."""
+        if request.num_marked < len(request.breakpoints):
+            chain = self.keys.chain(request)
+            self.lifetimes.reached(request, chain, num_pages, self.block_size)
 
     def find(self, index: PrefixIndex, request: Request, *, partial: bool) -> PrefixHit:
         """Longest run of rows in HBM, all of one lineage, that leaves `min_new_tokens`.

@@ -24,6 +24,9 @@ def bind_settings(engine: "Engine") -> None:
     manager.max_open_pages = max_open_pages(engine.config)
     manager.residual_pages = residual_pages(engine.config)
     least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
+    manager.lookup.explicit = cache.prompt_caching == "explicit"
+    manager.lifetimes.min_tokens = cache.min_cacheable_tokens
+    engine.stack.pool.lifetimes = manager.lifetimes
     manager.lookup.partial_hits = cache.partial_hits
     manager.lookup.min_new_tokens = max(1, least, tail or 0)
     _index_rows(engine, cache.index)

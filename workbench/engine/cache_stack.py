@@ -14,7 +14,8 @@ from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import Geometry, build_geometry, choose_slab, fitting_pages
 from workbench.cache.keys import CacheIdentity
 from workbench.cache.kv_cache_manager import KVCacheManager
-from workbench.cache.page_store import PageStore
+from workbench.cache.lifetimes import Lifetimes
+from workbench.cache.page_store import Calibrated, PageStore
 from workbench.cache.prefix_index import PrefixIndex, Row
 from workbench.cache.rope_mode import kernel_rope, rope_mode
 from workbench.clock import Clock
@@ -22,6 +23,7 @@ from workbench.config import (
     GROUPED_FORMATS,
     KIVI_GROUPS,
     KV_FORMATS,
+    LOW_RANK_FORMATS,
     EngineConfig,
     used_formats,
 )
@@ -97,10 +99,12 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
     for group in geometry.groups:
         formats = plan.get(group.layers[0], (cache.k_format, cache.v_format))
         try:
-            spec = group.page_spec(dim, cache.block_size, *formats, cache.kivi_group)
+            spec = group.page_spec(dim, cache.block_size, *formats, cache.kivi_group, cache.rank)
         except ValueError as error:
             if f"group of {cache.kivi_group} channels" in str(error):
                 raise SettingError(f"cache.kivi_group = {cache.kivi_group}: {error}") from None
+            if str(cache.rank) in str(error) and "rank" in str(error):
+                raise SettingError(f"cache.rank = {cache.rank}: {error}") from None
             raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
         full.append(spec)
         waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
@@ -141,20 +145,34 @@ def plan_slabs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> 
     return slab_bytes, num_slabs
 
 
-def make_root_key(config: EngineConfig, model: LoadedModel) -> Callable[[Request], bytes]:
+def make_root_key(
+    config: EngineConfig, model: LoadedModel, calibration: Calibrated | None = None
+) -> Callable[[Request], bytes]:
     """Root key of a request's chain: identity without the KV format, plus the tenant's salt."""
     arch = model.arch
     identity = CacheIdentity(
         weights=model.decoder.fingerprint,
         tokenizer=model.tokenizer.fingerprint,
         rope=f"{arch.rope_theta}:{arch.rope_scaling}:{kernel_rope(rope_mode(config))}",
-        numerics=f"compute={model.decoder.compute_dtype}",
+        numerics=f"compute={model.decoder.compute_dtype}"
+        + calibration_tag(config, calibration, digits=64),
         block_size=config.cache.block_size,
     )
     return lambda request: identity.root(request.spec.salt)
 
 
-def format_label(config: EngineConfig) -> str:
+def calibration_tag(
+    config: EngineConfig, calibration: Calibrated | None, *, digits: int = 12
+) -> str:
+    """Fingerprint of the calibration, where any format in use depends on it."""
+    if calibration is None:
+        return ""
+    methods = [FORMATS[name] for name in used_formats(config)]
+    used = any(calibration.applies(fmt) for x in methods for fmt in (x.key, x.value))
+    return f"~cal:{calibration.fingerprint[:digits]}" if used else ""
+
+
+def format_label(config: EngineConfig, calibration: Calibrated | None = None) -> str:
     """The numerics tag of pages computed under this config."""
     cache = config.cache
     both = (
@@ -162,7 +180,8 @@ def format_label(config: EngineConfig) -> str:
     )
     plan = write_plan(parse_plan(cache.layer_plan, KV_FORMATS))
     before = "" if rope_mode(config) == "stored" else "~pre-rope"
-    return f"{both}@{cache.grouping}" + (f"[{plan}]" if plan else "") + before + _options(config)
+    label = f"{both}@{cache.grouping}" + (f"[{plan}]" if plan else "") + before + _options(config)
+    return label + calibration_tag(config, calibration)
 
 
 def _options(config: EngineConfig) -> str:
@@ -170,7 +189,9 @@ def _options(config: EngineConfig) -> str:
     cache = config.cache
     group = cache.kivi_group if used_formats(config) & set(GROUPED_FORMATS) else 0
     residual = cache.residual_tokens
-    return (f"/g{group}" if group else "") + (f"/r{residual}" if residual else "")
+    rank = cache.rank if used_formats(config) & set(LOW_RANK_FORMATS) else 0
+    chosen = (("g", group), ("k", rank), ("r", residual))
+    return "".join(f"/{name}{value}" for name, value in chosen if value)
 
 
 def build_stack(
@@ -182,6 +203,8 @@ def build_stack(
     log: EventLog,
     before_evict: Callable[[Row], None],
     make_index: Callable[..., PrefixIndex],
+    lifetimes: Lifetimes,
+    calibration: Calibrated | None = None,
 ) -> CacheStack:
     """Allocate the arena and wire its owners."""
     geometry = make_geometry(config, model)
@@ -195,7 +218,7 @@ def build_stack(
         before_evict=before_evict,
         smallest_page_bytes=smallest_page_bytes(geometry, config),
     )
-    store = PageStore(num_slabs * slab_bytes, device)
+    store = PageStore(num_slabs * slab_bytes, device, geometry.groups, calibration)
     manager = KVCacheManager(
         pool=pool,
         geometry=geometry,
@@ -203,10 +226,11 @@ def build_stack(
         open_classes=[pool.class_of(spec) for spec in specs.open],
         block_size=config.cache.block_size,
         max_model_len=config.model.max_model_len,
-        format_label=format_label(config),
-        root_key=make_root_key(config, model),
+        format_label=format_label(config, calibration),
+        root_key=make_root_key(config, model, calibration),
         contiguous=config.cache.allocation == "contiguous",
         store=store,
+        lifetimes=lifetimes,
     )
     runner = ModelRunner(model.decoder, geometry, manager, store, clock, rope_mode(config))
     budget = int(config.cache.hbm_budget_mib * 2**20)
@@ -217,15 +241,16 @@ def smallest_page_bytes(geometry: Geometry, config: EngineConfig) -> int:
     """Bytes of the smallest page any format makes: it fixes how many ids a slab has."""
     size, dim = config.cache.block_size, geometry.head_dim
     shapes = {(len(group.layers), len(group.kv_heads)) for group in geometry.groups}
-    return min(_smallest(layers, heads, dim, size) for layers, heads in shapes)
+    rank = config.cache.rank
+    return min(_smallest(layers, heads, dim, size, rank) for layers, heads in shapes)
 
 
 @functools.lru_cache(maxsize=64)  # a constant of the shape
-def _smallest(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int) -> int:
+def _smallest(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, rank: int) -> int:
     sizes = []
     for k_format, v_format in itertools.product(FORMATS, FORMATS):
         for share in KIVI_GROUPS if {k_format, v_format} & set(GROUPED_FORMATS) else (0,):
             with contextlib.suppress(ValueError):  # some do not fit this head or block size
                 shape = (num_layers, num_kv_heads, head_dim, block_size)
-                sizes.append(PageSpec(*shape, k_format, v_format, share).page_bytes)
+                sizes.append(PageSpec(*shape, k_format, v_format, share, rank).page_bytes)
     return min(sizes)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from workbench.cache.lifetimes import Lifetimes
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
@@ -14,6 +15,7 @@ from workbench.engine.binding import bind_settings
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
+from workbench.engine.calibrating import find_calibration
 from workbench.engine.commit import commit
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
@@ -71,10 +73,12 @@ class Engine:
         self.clock: Clock = clock or RealClock()
         self.registry = registry or builtin_registry()
         self.device = model.decoder.device  # the cache lies where the weights are
+        self.calibration = find_calibration(config, model)
         self.log = EventLog(self.clock, on_kv_events, config.cache.block_size, last_event_seq)
         self.metrics = Metrics(self.clock)
         self.recorder = StepRecorder(self.clock)
         self.misses = MissExplainer()
+        self.lifetimes = Lifetimes(self.clock)  # outlives a rebuild, as the tiers do
         self.watchdog = Watchdog()
         self.requests: dict[str, Request] = {}  # unfinished ones
         self.finished: dict[str, Request] = {}  # the newest finished ones, for the list
@@ -113,6 +117,8 @@ class Engine:
             log=self.log,
             before_evict=self.moves.before_evict,
             make_index=functools.partial(self.registry.create, "index", config.cache.index),
+            lifetimes=self.lifetimes,
+            calibration=self.calibration,
         )
 
     def _build_hierarchy(self) -> Hierarchy:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from workbench.cache.request_blocks import PrefixHit
+from workbench.cache.siblings import common_prefix
 from workbench.engine.retainer import slots_needed
 from workbench.errors import RequestError
 from workbench.request import Request, RequestSpec
@@ -25,6 +26,7 @@ class Intake:
             tokens = self._tokens(spec)
             self._check_vocabulary([*tokens, *spec.resume_tokens])
             self._check_length(spec, tokens)
+            breakpoints = self._breakpoints(spec, tokens)
         except RequestError as error:
             engine.log.tell("refuse", spec.request_id, error=str(error))
             raise
@@ -33,6 +35,7 @@ class Intake:
             raise RequestError(f"request {request_id} is running already: choose another id")
         request = Request(request_id, spec, tokens, engine.clock.now_s())
         request.owner = self._free_owner()
+        request.breakpoints = breakpoints
         return request
 
     def _tokens(self, spec: RequestSpec) -> list[int]:
@@ -45,6 +48,21 @@ class Intake:
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token of text")
         return tokens
+
+    def _breakpoints(self, spec: RequestSpec, tokens: list[int]) -> list[tuple[int, str]]:
+        """Where prefixes to keep end, in tokens, and their lifetimes, in order."""
+        found = []
+        for point in sorted(spec.cache_control, key=lambda point: point.place):
+            end = point.place
+            if point.message is not None:
+                head = self._engine.model.tokenizer.chat((spec.messages or [])[: end + 1])
+                end = common_prefix(head, tokens)
+            elif end > len(tokens):
+                raise RequestError(
+                    f"cache_control at = {end} is beyond the prompt: it has {len(tokens)} tokens"
+                )
+            found.append((end, point.ttl))
+        return found
 
     def _check_vocabulary(self, tokens: list[int]) -> None:
         size = self._engine.model.arch.vocab_size

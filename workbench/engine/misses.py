@@ -43,6 +43,9 @@ class MissExplainer:
         most = (request.num_tokens - 1) // size
         if not caching:
             return MissReason(kind="off")
+        if manager.lookup.is_unmarked(request, known):
+            expired = manager.lifetimes.has_expired(manager.keys.chain(request))
+            return MissReason(kind="expired" if expired else "unmarked", token_index=known)
         if most == 0:
             return MissReason(kind="short", token_index=request.num_tokens)
         if known >= most * size:

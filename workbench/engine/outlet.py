@@ -110,5 +110,6 @@ class Outlet:
                 status=request.status.value,
                 num_output_tokens=request.num_output_tokens,
                 error=request.error,
+                usage=request.usage() if request.status.is_finished else None,
             )
         )

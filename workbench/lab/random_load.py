@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.cache_control import CacheBreakpoint
 from workbench.config import (
     BUDGET_SPLITS,
     EVICTION_ORDERS,
@@ -55,6 +56,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "cache.reuse": ("recoded", "exact"),
             "cache.index": PREFIX_INDEXES,
             "cache.partial_hits": (True, False),
+            "cache.prompt_caching": ("automatic", "automatic", "explicit"),
             "cache.eviction": EVICTION_ORDERS,
             "tiers.dram_mib": (0.0, 0.02, 0.03, 0.05, 0.1),
             "tiers.disk_mib": (0.0, 0.5, 1.0),
@@ -148,9 +150,10 @@ class RandomLoad:
             temperature=rng.choice((0.0, 0.0, 0.0, 0.8)), top_k=rng.choice((0, 5)),
             top_p=rng.choice((1.0, 0.9)),
         )  # fmt: skip
+        marked = [CacheBreakpoint(at=len(tokens), ttl=rng.choice(("5m", "1h")))]
         spec = RequestSpec(
             token_ids=tokens, priority=rng.randrange(3), salt=rng.choice(("", "", "tenant")),
-            sampling=sampling,
+            sampling=sampling, cache_control=rng.choice(([], marked)),
         )  # fmt: skip
         try:
             request_id = self.engine.add_request(spec)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from workbench.cache_control import CacheUsage
 from workbench.engine.process.arrivals import with_answer
 from workbench.engine.process.protocol import (
     Announcement,
@@ -31,6 +32,7 @@ class Entry:
     text: str = ""
     status: str = "waiting"
     error: str = ""
+    usage: CacheUsage | None = None  # once it has ended
     workload: str = ""
     workload_index: int = -1
 
@@ -129,6 +131,7 @@ class Journal:
         entry.text += output.new_text
         entry.status = output.status
         entry.error = output.error
+        entry.usage = output.usage
 
     def unfinished(self) -> list[Entry]:
         """Requests to resubmit, in order."""
