@@ -7,10 +7,14 @@ Little endian. A blob says by itself what it is: no pickle, and a foreign or dam
 """
 
 import struct
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import xxhash
+from kvkernels.layout import PageSpec
+
+from workbench.cache.keys import PrefixKey
 
 MAGIC = b"KVCZ"
 VERSION = 1
@@ -25,26 +29,53 @@ class CodecFault(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class RowPart:
+    """One page of a row, as it follows the others: its class, and whose layers and heads it has."""
+
+    spec: PageSpec
+    first_layer: int
+    first_head: int
+
+
+@dataclass(frozen=True)
+class CodedRow:
+    """What a lossy codec needs to know of a row: its parts in order, and the key of what it gives.
+
+    The bytes that come back are not those that went, so they have a key of their own.
+    """
+
+    key: PrefixKey
+    parts: tuple[RowPart, ...]
+
+
 class Codec(Protocol):
     """Encodes one page. `number` names it in a blob for ever; a lossless one has no numerics tag.
 
-    Implementations are used by one thread at a time.
+    Implementations are used by one thread at a time. `shared_bytes`: memory of what its blobs have
+    in common (probability tables).
     """
 
     name: str
     number: int
     numerics: str
+    shared_bytes: int
 
-    def encode(self, page: np.ndarray) -> tuple[bytes, int]:
-        """uint8 [page_bytes] to (payload, planes): `planes` is kept in the header."""
+    def encode(
+        self, page: np.ndarray, parts: tuple[RowPart, ...] | None = None
+    ) -> tuple[bytes, int]:
+        """uint8 [page_bytes] to (payload, planes): `planes` is kept in the header.
+
+        `parts` tells a lossy codec which numbers lie where; CodecFault without them.
+        """
 
     def decode(self, payload: memoryview, planes: int, page: np.ndarray) -> None:
         """Fill uint8 [page_bytes] from a payload; CodecFault if it does not fit."""
 
 
-def to_blob(codec: Codec, page: np.ndarray) -> bytes:
+def to_blob(codec: Codec, page: np.ndarray, parts: tuple[RowPart, ...] | None = None) -> bytes:
     """A page as a self-describing blob."""
-    payload, planes = codec.encode(page)
+    payload, planes = codec.encode(page, parts)
     digest = xxhash.xxh3_64_intdigest(payload)
     head = _HEAD.pack(MAGIC, VERSION, codec.number, planes, page.nbytes, digest)
     return head + payload

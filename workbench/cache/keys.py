@@ -75,6 +75,14 @@ def chain_keys(parent: PrefixKey, tokens: Sequence[int], block_size: int) -> lis
     return keys
 
 
+def coded_lineage(lineage: str, tag: str) -> str:
+    """The numerics tag of bytes of a lineage that came back from a lossy codec.
+
+    It says that the codec lies on the way, not how often.
+    """
+    return lineage if tag in lineage.split("<") else f"{tag}<{lineage}"
+
+
 def tagged_key(chain_key: PrefixKey, lineage: str) -> PrefixKey:
     """Key of a row: its chain key under the numerics tag of its bytes (`int8`, `int8<bf16`)."""
     return hashlib.sha256(chain_key + b"|numerics:" + lineage.encode()).digest()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from workbench.cache.codec import CodedRow
 from workbench.cache.keys import TierKey
 
 
@@ -61,8 +62,17 @@ class KVHierarchy(Protocol):
     def cancel_load(self, job_id: int) -> None:
         """Forget a job; its pins are released when its I/O has ended."""
 
-    def store(self, key: TierKey, page: np.ndarray, num_slices: int) -> bool:
-        """Copy a page (uint8 [page_bytes], read before return) down; False if no tier took it."""
+    @property
+    def codec_numerics(self) -> str:
+        """The numerics tag of what a lossy codec gives back, empty without one."""
+
+    def store(
+        self, key: TierKey, page: np.ndarray, num_slices: int, coded: CodedRow | None = None
+    ) -> bool:
+        """Copy a page (uint8 [page_bytes], read before return) down; False if no tier took it.
+
+        `coded`: what a lossy codec may make of it, and the key of that.
+        """
 
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""

@@ -4,6 +4,7 @@ from workbench.cache.prefix_index import HashIndex
 from workbench.cache.radix_index import RadixIndex
 from workbench.registry import Registry
 from workbench.structural.compression.byte_planes import BytePlanes
+from workbench.structural.compression.cachegen import CacheGen
 from workbench.structural.retention.eviction import (
     Arc,
     CostAware,
@@ -44,6 +45,7 @@ def builtin_registry() -> Registry:
     registry.register("retention", "random", Random)
     registry.register("codec", "none", lambda: None)
     registry.register("codec", "planes+zstd", BytePlanes)
+    registry.register("codec", "cachegen", CacheGen)
     registry.register("eviction", "lru", Lru)
     registry.register("eviction", "fifo", Fifo)
     registry.register("eviction", "lfu", Lfu)

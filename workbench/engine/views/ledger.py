@@ -40,12 +40,16 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
                     detail=f"scales of {spec.label}",
                 )
             )
+    tables = stack.runner.rope_table or ()
+    rotations = sum(table.nbytes for table in tables)
     unassigned = pool.num_unassigned_slabs * pool.slab_bytes
     lines += [
         LedgerLine(name="unassigned_slabs", num_bytes=unassigned),
         LedgerLine(name="slab_waste", num_bytes=waste),
         LedgerLine(name="scratch", num_bytes=stack.store.scratch.bytes),
         LedgerLine(name="query_statistics", num_bytes=engine.retainer.queries.num_bytes),
+        LedgerLine(name="codec_tables", num_bytes=engine.hierarchy.codec_bytes),
+        LedgerLine(name="calibration", num_bytes=stack.store.calibration_bytes + rotations),
         LedgerLine(name="shadow", num_bytes=engine.shadow.num_bytes if engine.shadow else 0),
         LedgerLine(
             name="dram_tier",

@@ -6,6 +6,8 @@ from typing import Any
 
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 
+FAILED_AFTER = 8  # faults in a row, none of them for want of room, and a tier counts as failed
+
 
 @dataclass
 class TierCounters:
@@ -22,11 +24,14 @@ class TierCounters:
     store_s: float = 0.0
     load_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
+    num_failed: int = 0  # faults since the last transfer that went well
+    last_fault: str = ""
     load_fit: TransferFit = field(default_factory=TransferFit)
     store_fit: TransferFit = field(default_factory=TransferFit)
 
     def stored(self, num_bytes: int, seconds: float) -> None:
         """Count one finished store and learn from it."""
+        self.num_failed = 0
         self.num_stores += 1
         self.stored_bytes += num_bytes
         self.store_s += seconds
@@ -34,10 +39,23 @@ class TierCounters:
 
     def loaded(self, num_bytes: int, seconds: float) -> None:
         """Count one finished load and learn from it."""
+        self.num_failed = 0
         self.num_loads += 1
         self.loaded_bytes += num_bytes
         self.load_s += seconds
         self.load_fit.observe(num_bytes, seconds)
+
+    def fault(self, reason: str) -> None:
+        """Count one fault; a tier that only lacked room has not failed."""
+        self.faults[reason] += 1
+        if reason != "no_room":
+            self.num_failed += 1
+            self.last_fault = reason
+
+    def reopened(self) -> None:
+        """The tier's bytes lie somewhere else from now on: nothing is known of that place."""
+        self.load_fit, self.store_fit = TransferFit(), TransferFit()
+        self.num_failed = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +98,13 @@ class TierStats:
     fit: FitStats
     store_fit: FitStats
     place: str = ""  # folder of the disk tier
+    num_failed: int = 0  # faults since the last transfer that went well
+    last_fault: str = ""
+
+    @property
+    def failed(self) -> str:
+        """Why the tier does not work, after so many faults in a row; empty while it does."""
+        return self.last_fault if self.on and self.num_failed >= FAILED_AFTER else ""
 
 
 @dataclass(frozen=True)
@@ -137,4 +162,6 @@ def tier_stats(
         fit=fit_stats(counters.load_fit, throttle_mb_s),
         store_fit=fit_stats(counters.store_fit, throttle_mb_s),
         place=place,
+        num_failed=counters.num_failed,
+        last_fault=counters.last_fault,
     )

@@ -7,7 +7,8 @@ import threading
 
 import numpy as np
 
-from workbench.cache.codec import Codec
+from workbench.cache.codec import Codec, CodecFault
+from workbench.cache.keys import TierKey
 from workbench.clock import Clock
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.bandwidth import TransferFit
@@ -71,6 +72,11 @@ class DiskTier:
         with self._guard:
             return self._real_bytes
 
+    def key_of(self, entry: Entry) -> TierKey:
+        """The key an entry of another tier has here: a lossy codec makes other bytes of a row."""
+        lossy = self.codec is not None and self.codec.numerics
+        return entry.coded.key if lossy and entry.coded is not None else entry.key
+
     def charge(self, page_bytes: int, num_slices: int, key_bytes: int = KEY_BYTES_HINT) -> int:
         """Bytes to reserve for a page: header and page in whole blocks."""
         size = header_bytes(key_bytes, num_slices) + -(-page_bytes // ALIGN) * ALIGN
@@ -102,8 +108,9 @@ class DiskTier:
             if self._real_bytes + need > self._cap_bytes:
                 return Outcome("over_cap", start_s, clock.now_s() - start_s)
         try:
-            codec = self.codec
-            real = write_file(temporary, record, page, codec, device)
+            codec = entry_codec(self.codec, entry)
+            parts = entry.coded.parts if entry.coded is not None else None
+            real, checksums = write_file(temporary, record, page, codec, device, parts)
             self._slack_bytes = max(self._slack_bytes, real - (need - self._slack_bytes))
             with self._guard:
                 if self._real_bytes + real > self._cap_bytes:
@@ -113,12 +120,12 @@ class DiskTier:
                 self._real[entry.file_name] = real
                 self._codecs[entry.file_name] = codec
                 self._real_bytes += real
-        except OSError as error:
+        except (OSError, CodecFault) as error:
             # The fault is told below; what may be left is deleted when the folder closes.
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             return Outcome(fault_reason(error), start_s, clock.now_s() - start_s)
-        return Outcome("", start_s, clock.now_s() - start_s, real)
+        return Outcome("", start_s, clock.now_s() - start_s, real, checksums)
 
     def read(self, entry: Entry, page: np.ndarray, clock: Clock) -> Outcome:
         """Read and verify a page (I/O thread)."""
@@ -213,6 +220,13 @@ class DiskTier:
             self._codecs.pop(entry.file_name, None)
             self._real_bytes -= self._real.pop(entry.file_name, 0)
         return Outcome()
+
+
+def entry_codec(codec: Codec | None, entry: Entry) -> Codec | None:
+    """The codec of an entry's file: what belongs to one request never goes through a lossy one."""
+    if codec is not None and codec.numerics and entry.coded is None:
+        return None
+    return codec
 
 
 def _nothing(outcome: Outcome) -> None:

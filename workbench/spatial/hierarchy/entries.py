@@ -15,6 +15,7 @@ from enum import Enum
 import numpy as np
 import xxhash
 
+from workbench.cache.codec import CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.errors import IntegrityError
 
@@ -32,7 +33,8 @@ class Entry:
     """One page of one key in one tier.
 
     `charged_bytes`: what the tier's budget pays (page bytes in DRAM, whole file on disk).
-    `checksums`: xxh3-64 of each slice. `buffer`: uint8 [page_bytes] in DRAM, None on disk.
+    `checksums`: xxh3-64 of each slice. `buffer`: uint8 [page_bytes] in DRAM, None on disk. `coded`:
+    under which key a lossy codec may keep it; None where it has to stay as it is.
     """
 
     key: TierKey
@@ -45,6 +47,8 @@ class Entry:
     file_name: str = ""
     pins: int = 0
     last_used: int = 0
+    coded: CodedRow | None = None
+    last_step: int = 0  # of the engine, at which it was stored or read last
     removed: bool = False
 
 
@@ -74,6 +78,7 @@ class EntryTable:
         self._index: OrderedDict[TierKey, Entry] = OrderedDict()
         self._private: dict[str, set[PrivateKey]] = {}
         self._release = release
+        self.step = 0  # of the engine
         self._tick = 0
         self._rows: list[tuple[TierKey, int, bool, int]] = []
         self._rows_version = -1
@@ -113,6 +118,7 @@ class EntryTable:
         """Make an entry the most recently used."""
         self._tick += 1
         entry.last_used = self._tick
+        entry.last_step = self.step
         if not entry.removed:
             self._index.move_to_end(entry.key)
         self.version += 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from workbench.cache.codec import Codec
+from workbench.cache.codec import Codec, CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.cache.tier import LoadResult, Lookup
 from workbench.clock import Clock
@@ -50,6 +50,32 @@ class Hierarchy:
         except BaseException:
             self.close()
             raise
+
+    def begin_step(self, step: int) -> None:
+        """What is stored or read from now on is so at this step of the engine."""
+        for table in self._tables():
+            table.step = step
+
+    def last_step(self, tier: str, key: TierKey) -> int | None:
+        """Step at which a key was stored or read last in a tier; None if it is not there."""
+        entry = self._table(tier).get(key)
+        return None if entry is None else entry.last_step
+
+    def charge(self, tier: str, page_bytes: int, num_slices: int) -> int:
+        """Bytes of a tier's budget that a page takes."""
+        return page_bytes if tier == G2 else self.mover.disk.charge(page_bytes, num_slices)
+
+    @property
+    def codec_numerics(self) -> str:
+        """The numerics tag of what disk gives back; empty where that is what it was given."""
+        codec = self.mover.disk.codec
+        return codec.numerics if codec is not None and self.mover.disk.on else ""
+
+    @property
+    def codec_bytes(self) -> int:
+        """Memory of what the disk codec's blobs have in common."""
+        codec = self.mover.disk.codec
+        return codec.shared_bytes if codec is not None else 0
 
     def lookup(self, key: TierKey) -> Lookup:
         """Whether a key can be loaded; never blocks on I/O."""
@@ -122,10 +148,13 @@ class Hierarchy:
         """Forget a job; its pins are released when its I/O has ended."""
         self.complete_load(job_id)
 
-    def store(self, key: TierKey, page: np.ndarray, num_slices: int) -> bool:
+    def store(
+        self, key: TierKey, page: np.ndarray, num_slices: int, coded: CodedRow | None = None
+    ) -> bool:
         """Copy a page down; False if no tier took it.
 
         `page`: uint8 [page_bytes], read before return, cut into `num_slices` checksummed parts.
+        `coded`: what a lossy codec may make of it, and under which key.
         A prefix key that is held already is only touched: its bytes cannot differ. A private key
         of an older epoch is refused, one of a newer epoch drops those before it. TierError if the
         page is not a multiple of `num_slices` bytes.
@@ -141,7 +170,7 @@ class Hierarchy:
         elif self._touch(key, page.nbytes):
             return True
         flat = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
-        return self.mover.store(key, flat, num_slices)
+        return self.mover.store(key, flat, num_slices, coded)
 
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""

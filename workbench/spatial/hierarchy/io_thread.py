@@ -14,6 +14,7 @@ class Outcome:
     start_s: float = 0.0
     seconds: float = 0.0
     file_bytes: int = 0  # real bytes on disk (st_blocks * 512) after a write
+    checksums: tuple[int, ...] | None = None  # of what will be read back, where a codec is lossy
 
 
 Run = Callable[[], Outcome]

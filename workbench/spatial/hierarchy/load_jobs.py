@@ -124,7 +124,7 @@ class LoadJobs:
         mover, disk = self._mover, self._mover.disk
         twin = mover.dram.get(slot.key)
         if twin is None:
-            twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums)
+            twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums, source.coded)
         else:  # the same key twice in one job: one read serves both
             mover.dram.pin(twin)
             slot.entry = twin

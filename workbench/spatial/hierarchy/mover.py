@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.cache.codec import CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.clock import Clock
 from workbench.spatial.hierarchy.bandwidth import TransferFit
@@ -109,13 +110,15 @@ class Mover:
                     item.ready_at_s = now_s + max(0.0, item.ready_at_s - now_s) * factor
             heapq.heapify(self._held)
 
-    def store(self, key: TierKey, page: np.ndarray, num_slices: int) -> bool:
+    def store(
+        self, key: TierKey, page: np.ndarray, num_slices: int, coded: CodedRow | None = None
+    ) -> bool:
         """Copy a page into the first tier that takes it."""
         start_s = self.clock.now_s()
         checksums = slice_checksums(page, num_slices)
-        entry = self.new_dram_entry(key, page.nbytes, checksums)
+        entry = self.new_dram_entry(key, page.nbytes, checksums, coded)
         if entry is None:
-            return self._store_on_disk(key, page, checksums)
+            return self._store_on_disk(key, page, checksums, coded)
         assert entry.buffer is not None
         entry.buffer[:] = page
         seconds = self.clock.now_s() - start_s
@@ -132,7 +135,11 @@ class Mover:
             self.emit("store", data)
 
     def new_dram_entry(
-        self, key: TierKey, num_bytes: int, checksums: tuple[int, ...]
+        self,
+        key: TierKey,
+        num_bytes: int,
+        checksums: tuple[int, ...],
+        coded: CodedRow | None = None,
     ) -> Entry | None:
         """A WRITING entry with a buffer in DRAM, or None if no room can be made."""
         victims = self.dram.victims(num_bytes)
@@ -141,17 +148,18 @@ class Mover:
         for victim in victims:
             self.evict_dram(victim)
         entry = Entry(key, num_bytes, num_bytes, checksums, self.next_generation(), State.WRITING)
+        entry.coded = coded
         entry.buffer = self.memory.take(num_bytes)
         self.dram.add(entry)
         return entry
 
     def evict_dram(self, victim: Entry) -> bool:
         """Take an unpinned entry out of DRAM, to disk if that takes it; True if it lives on."""
-        kept = self.disk.table.get(victim.key) is not None
+        kept = self.disk.table.get(self.disk.key_of(victim)) is not None
         demoted = False
         buffer = victim.buffer
         if not kept and buffer is not None and self.disk.on and self.staging.fits(buffer.nbytes):
-            disk_entry = self.disk_entry(victim.key, victim.page_bytes, victim.checksums)
+            disk_entry = self.disk_entry(victim)
             if disk_entry is not None:
                 victim.buffer = None  # the buffer itself moves to staging
                 self.dram.remove(victim)
@@ -181,8 +189,9 @@ class Mover:
             demoted += self.evict_dram(entry)
         return evicted, demoted
 
-    def disk_entry(self, key: TierKey, page_bytes: int, checksums: tuple[int, ...]) -> Entry | None:
+    def disk_entry(self, of: Entry) -> Entry | None:
         """A WRITING entry on disk with its room reserved, or None if no room can be made."""
+        key, page_bytes, checksums = self.disk.key_of(of), of.page_bytes, of.checksums
         charge = self.disk.charge(page_bytes, len(checksums), len(encode_key(key)))
         victims = self.disk.table.victims(charge)
         if victims is None:
@@ -190,6 +199,7 @@ class Mover:
         for victim in victims:
             self.evict_disk(victim)
         entry = Entry(key, page_bytes, charge, checksums, self.next_generation(), State.WRITING)
+        entry.coded = of.coded
         entry.file_name = self.disk.file_name(entry)
         self.disk.table.add(entry)
         return entry
@@ -225,6 +235,7 @@ class Mover:
                 self.counters[G3].num_dropped_stores += 1
                 self.fault(G3, outcome.reason, entry)
             else:
+                entry.checksums = outcome.checksums or entry.checksums
                 self.counters[G3].stored(entry.page_bytes, outcome.seconds)
                 disk.table.recharge(entry, outcome.file_bytes)
             disk.table.unpin(entry)
@@ -235,7 +246,7 @@ class Mover:
 
     def fault(self, tier: str, reason: str, entry: Entry) -> None:
         """Count a fault and tell about it."""
-        self.counters[tier].faults[reason] += 1
+        self.counters[tier].fault(reason)
         self.emit(
             "tier_fault",
             {
@@ -266,9 +277,20 @@ class Mover:
             self.dram.remove(entry)
         self.memory.set_limit(0)
 
-    def _store_on_disk(self, key: TierKey, page: np.ndarray, checksums: tuple[int, ...]) -> bool:
+    def _store_on_disk(
+        self,
+        key: TierKey,
+        page: np.ndarray,
+        checksums: tuple[int, ...],
+        coded: CodedRow | None,
+    ) -> bool:
+        given = Entry(key, page.nbytes, 0, checksums, 0, State.WRITING, coded=coded)
+        held = self.disk.table.get(self.disk.key_of(given))
+        if held is not None:  # as a lossy codec left it
+            self.disk.table.touch(held)
+            return True
         if self.disk.on and self.staging.fits(page.nbytes):
-            entry = self.disk_entry(key, page.nbytes, checksums)
+            entry = self.disk_entry(given)
             buffer = self.staging.take(page.nbytes) if entry is not None else None
             if entry is not None and buffer is not None:
                 buffer[:] = page

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from workbench.cache.codec import Codec, CodecFault, from_blob, to_blob
+from workbench.cache.codec import Codec, CodecFault, RowPart, from_blob, to_blob
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.spatial.hierarchy.entries import slice_checksums
 
@@ -83,19 +83,31 @@ def encode_header(record: PageRecord) -> bytes:
 
 
 def write_file(
-    path: str, record: PageRecord, page: np.ndarray, codec: Codec | None, device: str = ""
-) -> int:
-    """Create `path` with a page; returns its real bytes (st_blocks * 512). Raises OSError.
+    path: str,
+    record: PageRecord,
+    page: np.ndarray,
+    codec: Codec | None,
+    device: str = "",
+    parts: tuple[RowPart, ...] | None = None,
+) -> tuple[int, tuple[int, ...]]:
+    """Create `path` with a page; returns its real bytes (st_blocks * 512) and its checksums.
 
-    With a codec its blob is written where it is smaller than the page.
+    With a codec its blob is written where it is smaller than the page; a lossy one, which needs
+    `parts`, changes the checksums to those of what will be read back.
     `device`: write the page there instead, for tests (`/dev/full` fails as a full disk does).
+    Raises OSError, and CodecFault for a page that the codec does not take.
     """
     data: memoryview = memoryview(page)  # type: ignore[arg-type]
     if codec is not None:
-        blob = to_blob(codec, page)
+        blob = to_blob(codec, page, parts)
         if len(blob) < page.nbytes:
             data = memoryview(blob)
             record = dataclasses.replace(record, coded_bytes=len(blob))
+            if codec.numerics:
+                back = np.empty_like(page)
+                from_blob(codec, memoryview(blob), back)
+                checksums = slice_checksums(back, len(record.checksums))
+                record = dataclasses.replace(record, checksums=checksums)
     header = encode_header(record)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(path, flags, 0o600)
@@ -110,7 +122,7 @@ def write_file(
             finally:
                 os.close(target)
         _write_all(file, data, len(header))
-        return os.fstat(file).st_blocks * 512
+        return os.fstat(file).st_blocks * 512, record.checksums
     finally:
         os.close(file)
 
@@ -153,7 +165,7 @@ def _decode(page: np.ndarray, coded_bytes: int, codec: Codec | None) -> None:
 
 def fault_reason(error: Exception) -> str:
     """The word a fault is counted under."""
-    if isinstance(error, PageFault):
+    if isinstance(error, (PageFault, CodecFault)):
         return error.reason
     words = {
         errno.ENOENT: "deleted",

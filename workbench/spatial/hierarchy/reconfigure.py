@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
-from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_tier import DiskTier
 from workbench.spatial.hierarchy.host_memory import MIN_STAGING_BYTES
@@ -99,7 +98,7 @@ def _other_path(disk: DiskTier, path: str) -> bool:
 def _open_disk(mover: Mover, disk: DiskTier, clock: Clock) -> None:
     mover.disk = disk
     counters = mover.counters[G3]
-    counters.load_fit, counters.store_fit = TransferFit(), TransferFit()  # another disk
+    counters.reopened()
     disk.probe(clock, counters.load_fit, counters.store_fit)
 
 

@@ -9,7 +9,7 @@ mantissas, which look random, those compress well. One plane leaves bytes as the
 import numpy as np
 import zstandard
 
-from workbench.cache.codec import CodecFault
+from workbench.cache.codec import CodecFault, RowPart
 
 PLANES = (1, 2, 4)
 SAMPLE_BYTES = 1 << 15
@@ -22,12 +22,15 @@ class BytePlanes:
     name = "planes+zstd"
     number = 1
     numerics = ""
+    shared_bytes = 0
 
     def __init__(self) -> None:
         self._pack = zstandard.ZstdCompressor(level=LEVEL)
         self._unpack = zstandard.ZstdDecompressor()
 
-    def encode(self, page: np.ndarray) -> tuple[bytes, int]:
+    def encode(
+        self, page: np.ndarray, parts: tuple[RowPart, ...] | None = None
+    ) -> tuple[bytes, int]:
         """uint8 [page_bytes] to (zstd frame, planes)."""
         sample = page[:SAMPLE_BYTES]
         tried = [planes for planes in PLANES if page.nbytes % planes == 0]
