@@ -37,9 +37,14 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 250, count).tolist()
 
 
-def build(changes: dict[str, Any] | None = None, num_layers: int = 2, **options: Any) -> Engine:
+def build(
+    changes: dict[str, Any] | None = None,
+    num_layers: int = 2,
+    loaded: LoadedModel | None = None,
+    **options: Any,
+) -> Engine:
     config = replace_settings(EngineConfig(), SMALL | (changes or {}))
-    return Engine(config, model(num_layers), verify_bytes=True, **options)
+    return Engine(config, loaded or model(num_layers), verify_bytes=True, **options)
 
 
 def spec(prompt: list[int], max_tokens: int = 16, **more: Any) -> RequestSpec:
