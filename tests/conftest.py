@@ -49,6 +49,19 @@ def repo_root() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The cache folder as it is, but for the calibrations: those of random models go elsewhere."""
+    from workbench.model.fetch import cache_dir
+
+    folder, real = tmp_path_factory.mktemp("cache-folder"), cache_dir()
+    (real / "converted").mkdir(parents=True, exist_ok=True)
+    for entry in real.iterdir():
+        if entry.name != "calibration":
+            (folder / entry.name).symlink_to(entry)
+    os.environ["KV_WORKBENCH_CACHE"] = str(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """One thread for torch, unless a test asks for more itself."""
     import torch

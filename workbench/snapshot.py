@@ -4,13 +4,15 @@ A frame is one binary message: `KVF1`, the JSON's length (u32, little endian), t
 `Snapshot` (padded with spaces to a multiple of 8), then the cells. For each tier of
 `Snapshot.grid` in order: one u8 plane of `num_cells` for each name in PLANES. Then, from the next
 multiple of 4 on, the block tables: i32 cell indices into tier G1, all requests one after the other,
-`RequestView.num_pages` each.
+`RequestView.num_pages` each. With `Snapshot.groups` three more i32 arrays follow, those of
+`TokenBlocks`.
 
 Area is bytes: tier G1 consists of slabs (`TierGrid.slabs`), a slab of a page class holds so many
 cells; a slab with class -1 is unassigned and holds none.
 """
 
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -59,12 +61,30 @@ class PageClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """Layout of one tier's cells; `slabs` are [class index or -1, number of cells] in order."""
+    """Layout of one tier's cells; `slabs` are [class index or -1, number of cells] in order.
+
+    `cell_classes`: the same by cell where a tier holds entries of several classes, -1 if one is not
+    known; empty if the slabs' classes hold.
+    """
 
     name: str
     num_cells: int
     slab_bytes: int
     slabs: list[list[int]]
+    cell_classes: list[list[int]] = []
+
+
+class GroupsView(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages of one token block: `len(rows)` x `num_columns`, group `row * num_columns + column`.
+
+    `rows` names the layers of each row; a column is a KV head where each has pages of its own.
+    `counts`: how many token blocks each shown request holds.
+    """
+
+    rows: list[str]
+    num_columns: int
+    num_token_blocks: int
+    counts: list[int]
 
 
 class TierView(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +108,8 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
     faults: int
     provenance: str  # measured | throttled
     note: str = ""
+    failed: str = ""  # reason of the last fault when many followed each other, else empty
+    num_failed: int = 0  # faults since the last transfer that went well
 
 
 class TextView(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +150,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     miss: MissReason | None = None
     error: str = ""
     text: TextView | None = None
+    # First and last token of each page where evictions left gaps; else page i begins at token
+    # i * block_size.
+    page_tokens: list[list[int]] = []
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +175,7 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the memory ledger, in bytes."""
 
-    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, shadow, dram_tier, other
+    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
     num_bytes: int
     detail: str = ""
 
@@ -246,6 +271,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     last_step: StepView | None = None
     ledger: list[LedgerLine] = []
     rss_bytes: int = 0
+    groups: GroupsView | None = None  # None: one page a token block
     shadow: ShadowView | None = None
     integrity: IntegrityView | None = None
     hardware: dict[str, Number] = {}  # NVML rates, or n/a with the reason
@@ -258,21 +284,63 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Snapshot)
 
 
+@dataclass(frozen=True)
+class TokenBlocks:
+    """Which pages of G1 are one token block, where there is more than one group.
+
+    `parts`: i32 [cells of G1], token block * groups + group, -1 for a free page. `numbers`: i32
+    [num_token_blocks], which token block of its request it is, -1 where no request tells.
+    `tables`: i32, the token blocks of all shown requests in order, `GroupsView.counts` each.
+    """
+
+    parts: np.ndarray
+    numbers: np.ndarray
+    tables: np.ndarray
+
+
 def encode_frame(
-    snapshot: Snapshot, cells: list[dict[str, np.ndarray]], tables: np.ndarray
+    snapshot: Snapshot,
+    cells: list[dict[str, np.ndarray]],
+    tables: np.ndarray,
+    blocks: TokenBlocks | None = None,
 ) -> bytes:
-    """One frame. `cells[i][plane]`: u8 [grid[i].num_cells]; `tables`: i32, concatenated."""
+    """One frame. `cells[i][plane]`: u8 [grid[i].num_cells]; `tables`: i32, concatenated.
+
+    `blocks` belongs to a snapshot with `groups`.
+    """
     text = _encoder.encode(snapshot)
     text += b" " * (-(len(text) + 8) % 8)
     parts = [MAGIC, struct.pack("<I", len(text)), text]
     parts += [tier[plane].tobytes() for tier in cells for plane in PLANES]
     size = sum(len(part) for part in parts)
-    parts += [b"\0" * (-size % 4), tables.astype("<i4", copy=False).tobytes()]
+    arrays = [tables] if blocks is None else [tables, blocks.parts, blocks.numbers, blocks.tables]
+    parts += [b"\0" * (-size % 4)] + [a.astype("<i4", copy=False).tobytes() for a in arrays]
     return b"".join(parts)
 
 
 def decode_frame(frame: bytes) -> tuple[Snapshot, list[dict[str, np.ndarray]], np.ndarray]:
-    """Inverse of `encode_frame`; raises ValueError for anything else."""
+    """Inverse of `encode_frame` but for token blocks; raises ValueError for anything else."""
+    snapshot, cells, arrays = _decode(frame)
+    return snapshot, cells, arrays[: _num_table_entries(snapshot)] if snapshot.groups else arrays
+
+
+def decode_token_blocks(frame: bytes) -> TokenBlocks | None:
+    """The token blocks of a frame; None where each is one page."""
+    snapshot, _, arrays = _decode(frame)
+    if snapshot.groups is None:
+        return None
+    first = _num_table_entries(snapshot)
+    second = first + snapshot.grid[0].num_cells
+    third = second + snapshot.groups.num_token_blocks
+    return TokenBlocks(arrays[first:second], arrays[second:third], arrays[third:])
+
+
+def _num_table_entries(snapshot: Snapshot) -> int:
+    return sum(request.num_pages for request in snapshot.requests)
+
+
+def _decode(frame: bytes) -> tuple[Snapshot, list[dict[str, np.ndarray]], np.ndarray]:
+    """Snapshot, planes, and all that follows them as one i32 array."""
     if frame[:4] != MAGIC:
         raise ValueError("not a frame: the first bytes must be KVF1")
     (length,) = struct.unpack_from("<I", frame, 4)

@@ -18,6 +18,8 @@ LOOKS = {
     "rotated": ("triangle-up", "#009E73"),
     "block": ("cross", "#F0E442"),
     "kivi": ("star", "#D55E00"),
+    "kvquant": ("triangle-down", "#D55E00"),
+    "low_rank": ("diamond-tall", "#009E73"),
     "mixed": ("hexagon", "#CC79A7"),
     "retention": ("x", "#CC79A7"),
     "other": ("pentagon", "#999999"),

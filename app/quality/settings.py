@@ -35,11 +35,13 @@ FAMILIES = {
     "rotated": ("int4_rotated", "turbo4", "turbo3"),
     "block": ("nvfp4",),
     "kivi": ("kivi4", "kivi3", "kivi2"),
+    "kvquant": ("kvquant4", "kvquant3", "kvquant2"),
+    "low_rank": ("lowrank", "lowrank_int4"),
 }
 
 
 def family_of(changes: dict[str, Any]) -> str:
-    """full, fp8, int, rotated, block, kivi, mixed, retention or other."""
+    """full, fp8, int, rotated, block, kivi, kvquant, low_rank, mixed, retention or other."""
     default = EngineConfig()
     if changes.get("retention.policy", default.retention.policy) != "none":
         return "retention"

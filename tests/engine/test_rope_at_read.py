@@ -16,14 +16,13 @@ COMPACT = {"retention.positions": "compact"}
 WHOLE = {"scheduling.chunk_tokens": 64, "scheduling.token_budget": 64}
 
 
-@pytest.mark.parametrize("grouping", ["model", "head"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("grouping, preemption", [("model", "swap"), ("head", "recompute")])
 def test_ranks_of_all_tokens_are_their_positions(grouping: str, preemption: str) -> None:
     """Nothing is evicted, so rotation at read must give the naive loop's tokens (I9)."""
     runner = Runner(build(COMPACT | TIERS | {
-        "cache.hbm_budget_mib": pages(32), "scheduling.admit_whole_prompt": False,
+        "cache.hbm_budget_mib": pages(24), "scheduling.admit_whole_prompt": False,
         "scheduling.preemption": preemption, "cache.grouping": grouping}))  # fmt: skip
-    serve(runner, seed=9, num_requests=8, longest=60)
+    serve(runner, seed=9, num_requests=6, longest=40)
     assert runner.engine.metrics.num_preemptions > 0
     runner.engine.close()
 
@@ -43,7 +42,7 @@ def test_the_way_of_rotation_changes_in_the_middle_of_streams() -> None:
 
 
 @pytest.mark.parametrize("positions", ["compact", "original"])
-@pytest.mark.parametrize("grouping, split", [("model", "uniform"), ("head", "ada")])
+@pytest.mark.parametrize("grouping, split", [("head", "ada")])
 def test_after_an_eviction_positions_are_ranks(positions: str, grouping: str, split: str) -> None:
     """As StreamingLLM: kept keys and the query are rotated by their place in the cache."""
     runner = Runner(build(WHOLE | {

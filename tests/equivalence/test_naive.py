@@ -131,6 +131,7 @@ def _values(path: str) -> list[Any]:
         "scheduling.chunk_tokens": [3, 64], "scheduling.watermark": [0.2],
         "retention.budget_tokens": [16, 64], "retention.sink_tokens": [0],
         "retention.window_tokens": [16], "retention.policy": [], "model.num_threads": [1],
+        "cache.calibration": ["all"],  # of which fp32 pages take nothing
         "retention.split": ["uniform"], "retention.merge": ["off"],  # others need other groups
     }  # fmt: skip
     item = all_settings()[path]

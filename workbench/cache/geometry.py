@@ -19,12 +19,19 @@ class Group:
     kv_heads: tuple[int, ...]
 
     def page_spec(
-        self, head_dim: int, block_size: int, k_format: str, v_format: str, share: int = 0
+        self,
+        head_dim: int,
+        block_size: int,
+        k_format: str,
+        v_format: str,
+        share: int = 0,
+        rank: int = 0,
     ) -> PageSpec:
-        """The page class of this group under a format; `share` as in `PageSpec`."""
+        """The page class of this group under a format; `share` and `rank` as in `PageSpec`."""
         return PageSpec(
-            len(self.layers), len(self.kv_heads), head_dim, block_size, k_format, v_format, share
-        )
+            len(self.layers), len(self.kv_heads), head_dim, block_size, k_format, v_format,
+            share, rank,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,32 @@
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 import torch
 from kvkernels.api import FormatState, Scratch
 from kvkernels.backend import select
+from kvkernels.formats import PageFormat
 from kvkernels.layout import PageSpec
 from kvkernels.pages import decode_pages, encode_pages, plane_view
 from torch import Tensor
+
+from workbench.cache.geometry import Group
+
+
+class Calibrated(Protocol):
+    """What was measured of a model, as page classes take it."""
+
+    fingerprint: str
+
+    def applies(self, fmt: PageFormat) -> bool:
+        """Whether a format's bytes depend on it."""
+
+    def state(
+        self, spec: PageSpec, layers: Sequence[int], heads: Sequence[int], device: str
+    ) -> FormatState:
+        """The calibration of a page class for some layers and KV heads."""
 
 
 class PageStore:
@@ -18,12 +36,20 @@ class PageStore:
     A *row* on its way to a tier is the concatenation of its pages, one a group.
     """
 
-    def __init__(self, num_bytes: int, device: str) -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        device: str,
+        groups: Sequence[Group] = (),
+        calibration: Calibrated | None = None,
+    ) -> None:
         self.device = device
         self.arena = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self.kernels: ModuleType = select(device)
         self.scratch = Scratch(device)
-        self._states: dict[tuple[int, PageSpec], FormatState] = {}
+        self._groups = groups
+        self.calibration = calibration
+        self._states: dict[tuple[tuple[int, ...], PageSpec], FormatState] = {}
         self._host = self.arena.numpy() if device == "cpu" else None
 
     @property
@@ -32,11 +58,30 @@ class PageStore:
         return self.arena.untyped_storage().nbytes()
 
     def state(self, group: int, spec: PageSpec) -> FormatState:
-        """Calibration of a group's format; made at first use with neutral scales."""
-        key = (group, spec)
+        """Calibration of a group's format, for whole pages."""
+        return self.step_state((group,), spec)
+
+    def step_state(self, groups: tuple[int, ...], spec: PageSpec) -> FormatState:
+        """Calibration of a format for all KV heads of some groups with equal layers.
+
+        Made at first use; neutral where nothing is calibrated.
+        """
+        key = (groups, spec)
         if key not in self._states:
-            self._states[key] = FormatState.from_spec(spec, self.device)
+            self._states[key] = self._make_state(groups, spec)
         return self._states[key]
+
+    def _make_state(self, groups: tuple[int, ...], spec: PageSpec) -> FormatState:
+        if self.calibration is None:
+            return FormatState.from_spec(spec, self.device, num_head_groups=len(groups))
+        members = [self._groups[group] for group in groups]
+        heads = [head for group in members for head in group.kv_heads]
+        return self.calibration.state(spec, members[0].layers, heads, self.device)
+
+    @property
+    def calibration_bytes(self) -> int:
+        """Bytes of all calibration in use, beside the pages."""
+        return sum(state.num_bytes for state in self._states.values())
 
     @property
     def num_saturated(self) -> int:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from kvkernels.api import Rope
 
-from workbench.config import PRE_ROPE_FORMATS, EngineConfig, used_formats
+from workbench.config import PRE_ROPE_FORMATS, EngineConfig, key_formats
 
 RopeMode = Literal["stored", "original", "compact"]
 
@@ -23,7 +23,7 @@ def rope_mode(config: EngineConfig) -> RopeMode:
     """
     if config.retention.positions == "compact":
         return "compact"
-    if used_formats(config) & set(PRE_ROPE_FORMATS):
+    if key_formats(config) & set(PRE_ROPE_FORMATS):
         return "original"
     return "stored"
 

@@ -15,6 +15,7 @@ from workbench.config import (
 )
 from workbench.engine.binding import bind_settings
 from workbench.engine.cache_stack import group_specs, make_geometry, plan_slabs
+from workbench.engine.calibrating import check_calibration, find_calibration
 from workbench.engine.recode import count_resident, forecast, recode
 from workbench.engine.retainer import slots_needed
 from workbench.errors import CapacityError, SettingError
@@ -61,10 +62,12 @@ def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
     config, kinds = _plan(engine, changes)
     previous = difference(engine.config, config)
     applied = difference(config, engine.config)
+    calibration = find_calibration(config, engine.model)
     before, _ = _blocks(engine, config, kinds)
     if any(path.startswith("tiers.") for path in kinds):
         engine.hierarchy.configure(config.tiers)  # TierError leaves everything as it was
     numbers: dict[str, Any] = {}
+    engine.calibration = calibration
     if "rebuild" in kinds.values():
         numbers = _rebuild(engine, config)
     elif "recode" in kinds.values():
@@ -112,6 +115,7 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
     restarts = [path for path, kind in kinds.items() if kind == "restart"]
     if restarts:
         raise SettingError(f"{restarts[0]} needs the weights loaded again: build a new engine")
+    check_calibration(config, engine.model)
     if rope_mode(config) != rope_mode(engine.config):  # no page can be read in the other way
         kinds = {path: "rebuild" if kind == "recode" else kind for path, kind in kinds.items()}
     if "rebuild" in kinds.values():

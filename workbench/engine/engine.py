@@ -214,8 +214,8 @@ class Engine:
     def _measure(self, batch: ForwardBatch) -> None:
         view = self.recorder.finish(self.num_steps, batch)
         self.metrics.step_ms.add(view.wall_ms)
-        num_tokens = int(batch.q_lens.sum())
-        if view.num_prefill_tokens > 0.8 * num_tokens:
+        num_tokens = int(batch.q_lens.sum())  # steps of single tokens would teach the step's cost
+        if int(batch.q_lens[batch.q_lens > 1].sum()) > 0.8 * num_tokens:
             self.metrics.observe_prefill(num_tokens, view.wall_ms / 1e3)
 
     def _after_schedule(self, out: SchedulerOutput) -> None:

@@ -89,6 +89,7 @@ def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
     result = RecodeResult()
     stack = engine.stack
     specs = group_specs(stack.geometry, config, engine.model)
+    stack.store.calibration = engine.calibration
     drop_spares(stack.manager)
     _make_room(engine, specs, result)
     engine.scheduler.drop_fetches()  # what requests have below HBM is in the old format
@@ -232,7 +233,7 @@ def _install(
             copy.owner,
             copy.mass,
         )
-    label = format_label(config)
+    label = format_label(config, stack.store.calibration)
     manager.keys.begin_format(label)
     _publish(engine, pool, rows, places, label)
     _settle_references(manager, pool, places, resident.idle_rows)

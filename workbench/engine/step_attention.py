@@ -85,7 +85,7 @@ class StepAttention:
             self.norms[layer_set.index].append(lengths)
         parts = []
         for tables, plan in plans:
-            state = store.state(layer_set.groups[0], self._classes[tables.cls])
+            state = store.step_state(layer_set.groups, self._classes[tables.cls])
             kernels.write_kv(store.arena, plan, local, k, v, state)
             result = kernels.attend(
                 q,

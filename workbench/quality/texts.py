@@ -1,10 +1,10 @@
 """Windows of real text: the standard library's help topics, or files of the user's."""
 
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import RequestError
+from workbench.model.help_text import topic_tokens
 from workbench.model.tokenizer import Tokenizer
 from workbench.quality.plan import QualityPlan
 
@@ -54,29 +54,6 @@ def text_windows(tokenizer: Tokenizer, plan: QualityPlan) -> list[Window]:
         Window(tuple(tokens[start : start + size]), plan.context, plan.context - 1)
         for start in starts
     ]
-
-
-def topic_tokens(tokenizer: Tokenizer, seed: int, count: int) -> list[int]:
-    """At least `count` tokens of Python's help topics in an order drawn by `seed`, or all."""
-    topics = _help_topics()
-    names = sorted(topics)
-    random.Random(seed).shuffle(names)
-    tokens: list[int] = []
-    for name in names:
-        if len(tokens) >= count:
-            break
-        tokens += tokenizer.encode(topics[name].strip() + "\n\n\n", add_special=False)
-    return tokens
-
-
-def _help_topics() -> dict[str, str]:
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:  # some distributions pack it apart
-        raise RequestError(
-            "this Python comes without its help topics (pydoc_data): name text files of your own"
-        ) from error
-    return topics
 
 
 def read_texts(paths: tuple[str, ...]) -> str:

@@ -80,6 +80,11 @@ class PageFormat:
         return 2 if self.bits == 4 else 1
 
     @property
+    def largest(self) -> float:
+        """The largest number that a shared scale of 1 can hold."""
+        raise NotImplementedError(self.name)
+
+    @property
     def clears_holes(self) -> bool:
         """Whether unwritten bytes can read as NaN, so that attention has to clear them."""
         return self.dtype.is_floating_point

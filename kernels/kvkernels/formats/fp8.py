@@ -27,6 +27,11 @@ class Fp8(PageFormat):
     mask: int = ~0x4000
 
     @property
+    def largest(self) -> float:
+        """The type's own."""
+        return self.top
+
+    @property
     def clears_holes(self) -> bool:
         """A NaN of e4m3 becomes 1.875 as it moves; one of e5m2 stays NaN."""
         return self.mask == -1

@@ -32,6 +32,11 @@ class Nvfp4(PageFormat):
 
     reads: Reads = "tile"
 
+    @property
+    def largest(self) -> float:
+        """The largest code times the largest block scale."""
+        return E2M1_MAX * E4M3_MAX
+
     def num_meta(self, head_dim: int, block_size: int) -> int:
         """Two block scales a 16-bit number."""
         return -(-(head_dim // gcd(BLOCK, head_dim)) // 2)

@@ -1,0 +1,52 @@
+"""Which calibration a config needs: none, the model's own file, or one that the user names."""
+
+import dataclasses
+from pathlib import Path
+
+from workbench.cache.rope_mode import rope_mode
+from workbench.config import CALIBRATED_FORMATS, EngineConfig, used_formats
+from workbench.errors import SettingError
+from workbench.model.load import LoadedModel
+from workbench.structural.compression.calibration import Calibration, default_path, load, save
+from workbench.structural.compression.measuring import Progress, help_tokens, measure
+
+AUTO_TOKENS = 2048  # of the built-in text, where nobody measured before
+LEAST_TOKENS = 64
+OWN = ("needed", "all")  # values of cache.calibration that mean the model's own file
+
+
+def find_calibration(config: EngineConfig, model: LoadedModel) -> Calibration | None:
+    """The calibration that a config's pages depend on, measured now where none is stored yet.
+
+    Raises SettingError for a file that cannot serve.
+    """
+    wanted = config.cache.calibration
+    if wanted == "needed" and not used_formats(config) & set(CALIBRATED_FORMATS):
+        return None
+    if wanted in OWN:
+        path = default_path(model.decoder)
+        found = load(path, model.decoder) if path.exists() else calibrate(model, AUTO_TOKENS)
+    else:
+        found = load(Path(wanted).expanduser(), model.decoder)
+    pre_rope = rope_mode(config) != "stored"
+    return dataclasses.replace(found, scales=wanted != "needed", pre_rope=pre_rope)
+
+
+def check_calibration(config: EngineConfig, model: LoadedModel) -> None:
+    """Raise SettingError for a named file that cannot serve; nothing is measured."""
+    if config.cache.calibration not in OWN:
+        load(Path(config.cache.calibration).expanduser(), model.decoder)
+
+
+def calibrate(
+    model: LoadedModel,
+    num_tokens: int,
+    path: Path | None = None,
+    progress: Progress = lambda share, text: None,
+) -> Calibration:
+    """Measure a model on the built-in text and write the file (by default the model's own)."""
+    if num_tokens < LEAST_TOKENS:
+        raise SettingError(f"{num_tokens} tokens are too few to calibrate: give {LEAST_TOKENS}")
+    tokens = help_tokens(model.tokenizer, num_tokens)
+    tensors = measure(model.decoder, tokens, progress)
+    return save(tensors, model.decoder, len(tokens), path or default_path(model.decoder))
