@@ -185,6 +185,11 @@ class Request:
         )
 
     @property
+    def num_known_tokens(self) -> int:
+        """Tokens it came with: the prompt, and what an earlier engine had sampled."""
+        return self.num_prompt_tokens + len(self.spec.resume_tokens)
+
+    @property
     def is_prefill(self) -> bool:
         """True while tokens that are known already have to be computed."""
         return self.num_computed_tokens < self.num_tokens - 1

@@ -167,7 +167,8 @@ class Metrics:
         request.max_computed_tokens = max(request.max_computed_tokens, start + num_tokens)
         self.recomputed_tokens += again
         self.computed_tokens += num_tokens
-        phase = self.prefill_tokens if num_tokens > 1 else self.decode_tokens
+        known = num_tokens > 1 or request.is_prefill or start < request.num_known_tokens
+        phase = self.prefill_tokens if known else self.decode_tokens
         phase.add(num_tokens)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:

@@ -1,5 +1,7 @@
 """Where the time of each step went."""
 
+import numpy as np
+
 from workbench.clock import Clock
 from workbench.engine.runner import ForwardBatch
 from workbench.engine.step_attention import StepTiming
@@ -32,12 +34,12 @@ class StepRecorder:
         wall_s = self._clock.now_s() - self._started_s
         timing, timers = self._timing, self._timing.timers
         scheduler_s = self._scheduled_s - self._started_s
-        lens = batch.q_lens
+        num_tokens, num_decodes = int(batch.q_lens.sum()), count_decodes(batch)
         self.last = StepView(
             step=step,
-            num_prefill_tokens=int(lens[lens > 1].sum()),
-            num_decode_tokens=int((lens == 1).sum()),
-            num_requests=len(lens),
+            num_prefill_tokens=num_tokens - num_decodes,
+            num_decode_tokens=num_decodes,
+            num_requests=len(batch.requests),
             wall_ms=wall_s * 1e3,
             cpu_ms=(self._clock.cpu_s() - self._cpu_s) * 1e3,
             attention_ms=max(0.0, timing.attention_s - timers.gather_s - timers.dequant_s) * 1e3,
@@ -48,3 +50,14 @@ class StepRecorder:
             other_ms=max(0.0, wall_s - timing.forward_s - scheduler_s) * 1e3,
         )
         return self.last
+
+
+def count_decodes(batch: ForwardBatch) -> int:
+    """Requests that computed the token they sampled last, alone; all else is known text."""
+    newest = {id(request) for request in batch.logit_requests}
+    starts = batch.positions[np.cumsum(batch.q_lens) - batch.q_lens].tolist()
+    counts = batch.q_lens.tolist()
+    return sum(
+        count == 1 and id(request) in newest and start >= request.num_known_tokens
+        for request, start, count in zip(batch.requests, starts, counts, strict=True)
+    )
