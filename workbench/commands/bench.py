@@ -22,7 +22,7 @@ QuickOption = Annotated[
 def build_app() -> typer.Typer:
     """The `bench` group."""
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
-    for command in (decode, prefix, capacity, peers, ui, quality, quality_peers, reuse):
+    for command in (decode, prefix, capacity, peers, ui, quality, quality_peers, reuse, codecs):
         app.command(command.__name__.replace("_", "-"))(command)
     return app
 
@@ -60,6 +60,11 @@ def quality(as_json: JsonOption = False, quick: QuickOption = False) -> None:
 def quality_peers(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Our formats and policies beside quantized caches and kvpress, in their own environment."""
     measure_and_print("workbench.quality.peers_bench", as_json=as_json, quick=quick)
+
+
+def codecs(as_json: JsonOption = False, quick: QuickOption = False) -> None:
+    """Bits per value of each disk codec on real pages, and the KL of what comes back."""
+    measure_and_print("workbench.quality.codecs_bench", as_json=as_json, quick=quick)
 
 
 def reuse(
