@@ -119,24 +119,7 @@ def snapshot_of(plan: Plan, tables: list[np.ndarray]) -> Snapshot:
         model_name="SmolLM2-135M",
         weight_format="bf16",
         weight_bytes=269_000_000,
-        classes=[
-            PageClassView(
-                label="bf16",
-                k_format="bf16",
-                v_format="bf16",
-                page_bytes=page,
-                group="model",
-                bits_per_element=16.0,
-            ),
-            PageClassView(
-                label="int8",
-                k_format="int8",
-                v_format="int8",
-                page_bytes=194_400,
-                group="model",
-                bits_per_element=8.4,
-            ),
-        ],
+        classes=[_page_class("bf16", page, 16.0), _page_class("int8", 194_400, 8.4)],
         grid=grid,
         tiers=[_tier(name, i < plan.tiers, used) for i, name in enumerate(("G1", "G2", "G3"))],
         requests=_requests(plan, tables),
@@ -149,21 +132,36 @@ def snapshot_of(plan: Plan, tables: list[np.ndarray]) -> Snapshot:
             LedgerLine(name="weights", num_bytes=269_000_000),
             LedgerLine(name="kv:bf16", num_bytes=67_108_864),
         ],
-        shadow=ShadowView(
-            request_id="r1",
-            num_scored_tokens=40,
-            kl_mean=0.0123,
-            kl_last=0.0101,
-            agreement=0.975,
-            first_differing_token=17,
-            differing_text="lunch",
-        ),
+        shadow=_shadow(),
         integrity=IntegrityView(ok=True, step=plan.tick * 3),
         events=_events(plan) if tables else [],
         sentence=_events(plan)[-1] if tables else None,
         last_apply=ApplyReport(version=2, changes={"cache.k_format": "int8"}, previous={}, kinds={})
         if plan.tick > 100
         else None,
+    )
+
+
+def _page_class(label: str, page_bytes: int, bits: float) -> PageClassView:
+    return PageClassView(
+        label=label,
+        k_format=label,
+        v_format=label,
+        page_bytes=page_bytes,
+        group="model",
+        bits_per_element=bits,
+    )
+
+
+def _shadow() -> ShadowView:
+    return ShadowView(
+        request_id="r1",
+        num_scored_tokens=40,
+        kl_mean=0.0123,
+        kl_last=0.0101,
+        agreement=0.975,
+        first_differing_token=17,
+        differing_text="lunch",
     )
 
 
@@ -203,68 +201,67 @@ def _tier(name: str, enabled: bool, used: int) -> TierView:
 
 
 def _requests(plan: Plan, tables: list[np.ndarray]) -> list[RequestView]:
-    out = []
-    for slot, table in enumerate(tables):
-        tokens = 16 * len(table) - 3
-        shown = min(tokens, 180)
-        pieces = [" " + WORDS[i % len(WORDS)] for i in range(shown)]
-        text = TextView(
-            start=0,
-            pieces=pieces,
-            mass=[(i * i * 31) % 256 for i in range(shown)],
-            evicted=[1 if 30 <= i < 44 else 0 for i in range(shown)],
-            num_prompt_tokens=100,
-        )
-        out.append(
-            RequestView(
-                request_id=f"r{slot + 1}",
-                label=str(slot + 1),
-                owner=slot,
-                status="running",
-                priority=0,
-                num_prompt_tokens=100,
-                num_tokens=tokens,
-                num_computed_tokens=tokens - 1,
-                num_cached_tokens=192 if slot else 0,
-                num_output_tokens=tokens - 100,
-                num_preemptions=slot % 2,
-                num_pages=len(table),
-                num_shared_pages=plan.shared_pages,
-                num_evicted_tokens=14,
-                kept_mass=0.972,
-                ttft_ms=84.0,
-                itl_ms=31.0,
-                miss=MissReason(kind="differs", token_index=193)
-                if slot
-                else MissReason(kind="first"),
-                text=text if slot < 2 else None,
-            )
-        )
-    if tables:
-        out.append(
-            RequestView(
-                request_id="w",
-                label="7",
-                owner=NO_OWNER,
-                status="waiting",
-                priority=0,
-                num_prompt_tokens=220,
-                num_tokens=220,
-                num_computed_tokens=0,
-                num_cached_tokens=0,
-                num_output_tokens=0,
-                num_preemptions=0,
-                num_pages=0,
-                num_shared_pages=0,
-                num_evicted_tokens=0,
-                kept_mass=None,
-                ttft_ms=None,
-                itl_ms=None,
-                needs_blocks=14,
-                free_blocks=9,
-            )
-        )
-    return out
+    running = [_running(plan, slot, len(table)) for slot, table in enumerate(tables)]
+    return [*running, _waiting()] if tables else []
+
+
+def _running(plan: Plan, slot: int, num_pages: int) -> RequestView:
+    tokens = 16 * num_pages - 3
+    return RequestView(
+        request_id=f"r{slot + 1}",
+        label=str(slot + 1),
+        owner=slot,
+        status="running",
+        priority=0,
+        num_prompt_tokens=100,
+        num_tokens=tokens,
+        num_computed_tokens=tokens - 1,
+        num_cached_tokens=192 if slot else 0,
+        num_output_tokens=tokens - 100,
+        num_preemptions=slot % 2,
+        num_pages=num_pages,
+        num_shared_pages=plan.shared_pages,
+        num_evicted_tokens=14,
+        kept_mass=0.972,
+        ttft_ms=84.0,
+        itl_ms=31.0,
+        miss=MissReason(kind="differs", token_index=193) if slot else MissReason(kind="first"),
+        text=_text(min(tokens, 180)) if slot < 2 else None,
+    )
+
+
+def _text(num_tokens: int) -> TextView:
+    return TextView(
+        start=0,
+        pieces=[" " + WORDS[i % len(WORDS)] for i in range(num_tokens)],
+        mass=[(i * i * 31) % 256 for i in range(num_tokens)],
+        evicted=[1 if 30 <= i < 44 else 0 for i in range(num_tokens)],
+        num_prompt_tokens=100,
+    )
+
+
+def _waiting() -> RequestView:
+    return RequestView(
+        request_id="w",
+        label="7",
+        owner=NO_OWNER,
+        status="waiting",
+        priority=0,
+        num_prompt_tokens=220,
+        num_tokens=220,
+        num_computed_tokens=0,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        num_preemptions=0,
+        num_pages=0,
+        num_shared_pages=0,
+        num_evicted_tokens=0,
+        kept_mass=None,
+        ttft_ms=None,
+        itl_ms=None,
+        needs_blocks=14,
+        free_blocks=9,
+    )
 
 
 def _numbers(plan: Plan) -> dict[str, Number]:

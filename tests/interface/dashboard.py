@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,6 @@ from playwright.sync_api import Browser, Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSER_ARGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 WAIT_MS = 40_000  # the machine may be busy
 
 
@@ -133,6 +129,13 @@ class Tab:
             with contextlib.suppress(PlaywrightTimeout):  # the wheel may come by itself
                 button.first.click(timeout=1000)
         return bool(ready)
+
+    @contextlib.contextmanager
+    def sized(self, width: int, height: int) -> Iterator[None]:
+        """The window in another size for a while."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        yield
+        self.page.set_viewport_size({"width": 1280, "height": 800})
 
     def slow(self) -> None:
         """Slow the engine down, so that it leaves the processor to the page."""

@@ -1,14 +1,12 @@
 """The grid in a real browser, fed by frames over a real WebSocket."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
 from workbench.snapshot import PLANES, decode_frame
 
-from .component_browser import Opened, chromium, opened
+from .component_browser import Opened, opened
 from .component_frames import Plan, cells_of, frame_of, tables_of
 
 PIXEL = """(at) => { const c = document.querySelector('#stage').shadowRoot
@@ -17,12 +15,6 @@ PIXEL = """(at) => { const c = document.querySelector('#stage').shadowRoot
 
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path: str) -> Iterator[Browser]:
-    with chromium(chromium_path) as found:
-        yield found
 
 
 def middle(view: Opened, cell: int, tier: str = "G1") -> tuple[float, float]:

@@ -1,7 +1,6 @@
 """Behaviour of the mounted parts: reruns, socket, keys, driver, rewind, replay, faces, tables."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from app.components.live_view.bundle import default_text
 from workbench.snapshot import TextView, decode_frame, encode_frame
 
-from .component_browser import chromium, opened
+from .component_browser import opened
 from .component_frames import Plan, frame_of
 
 NODES = """['strip', 'stage', 'side'].flatMap(
@@ -19,12 +18,6 @@ NODES = """['strip', 'stage', 'side'].flatMap(
 
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path: str) -> Iterator[Browser]:
-    with chromium(chromium_path) as found:
-        yield found
 
 
 def test_no_node_is_replaced_and_nothing_shifts(browser: Browser) -> None:

@@ -4,11 +4,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
-from tests.interface.dashboard import BROWSER_ARGS, Dashboard, Tab, wait_for
+from tests.interface.dashboard import Dashboard, Tab, wait_for
 
 pytestmark = pytest.mark.browser
 
@@ -18,12 +19,6 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     running = Dashboard(tmp_path_factory.mktemp("cache"))
     yield running
     running.close()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium_path, args=BROWSER_ARGS)
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +134,6 @@ def test_presses_beside_another_run_are_all_run(tab: Tab, dashboard: Dashboard) 
     tab.wait_snapshot("s.state !== 'paused'")
 
 
-def test_a_bar_over_the_page_moves_nothing(browser: Browser, dashboard: Dashboard) -> None:
-    tab = Tab(browser, dashboard.url + "?cache.kformat=int8")
-    grid = tab.page.locator(".grid-G1")
-    tab.page.get_by_text("unknown setting 'cache.kformat'").wait_for()
-    before = grid.bounding_box()
-    tab.press("offer_keep")
-    tab.key("offer_bar").wait_for(state="detached")
-    assert grid.bounding_box() == before
-    tab.close()
-
-
 def test_back_is_undo(tab: Tab) -> None:
     tab.choose("knob_scheduling_order", "longest prefix")
     tab.wait_setting("scheduling.order", "'longest-prefix-first'")
@@ -239,7 +223,11 @@ def test_a_link_is_offered_and_a_bad_setting_named(browser: Browser, dashboard: 
     tab.key("offer").get_by_text("Apply these 2 changes").wait_for()
     tab.drive()
     assert tab.setting("tiers.dram_mib") == 0
+    grid = tab.page.locator(".grid-G1")
+    before = grid.bounding_box()
     tab.press("offer_apply")
+    tab.key("offer_bar").wait_for(state="detached")
+    assert grid.bounding_box() == before, "the bar lay over the page and moved nothing"
     tab.wait_setting("tiers.dram_mib", "32")
     tab.wait_setting("scheduling.chunk_tokens", "64")
     tab.page.wait_for_function("!location.search.includes('kformat')")
@@ -248,11 +236,19 @@ def test_a_link_is_offered_and_a_bad_setting_named(browser: Browser, dashboard: 
     tab.close()
 
 
+def open_work(tab: Tab) -> Any:
+    """The place for a file, in the popover of workloads."""
+    place = tab.page.locator('input[type="file"]')
+    if not place.count():
+        tab.press("work")
+        place.wait_for(state="attached")
+    return place
+
+
 def test_a_dropped_file_names_each_bad_line(tab: Tab) -> None:
-    tab.press("work")
     content = b'{"prompt": "one", "max_tokens": 4}\nnot json\n{"promt": "x"}\n{"prompt": ""}\n'
     file = {"name": "prompts.jsonl", "mimeType": "application/json", "buffer": content}
-    tab.page.locator('input[type="file"]').set_input_files(file)  # type: ignore[arg-type]
+    open_work(tab).set_input_files(file)
     for text in ("1 of 4 lines can run", "Line 2: is not JSON", "Line 3: has an unknown field",
                  "Line 4: prompt is empty"):  # fmt: skip
         tab.page.get_by_text(text).wait_for()
@@ -270,14 +266,10 @@ def test_a_dropped_file_names_each_bad_line(tab: Tab) -> None:
     ids=["oversized", "binary", "blank"],
 )
 def test_a_file_that_cannot_be_used_is_named(tab: Tab, content: bytes, told: str) -> None:
-    tab.page.reload()
-    tab.drive()
-    tab.press("work")
     file = {"name": "prompts.jsonl", "mimeType": "application/json", "buffer": content}
-    tab.page.locator('input[type="file"]').set_input_files(file)  # type: ignore[arg-type]
+    open_work(tab).set_input_files(file)
     tab.page.get_by_text(told).first.wait_for()
     assert tab.key("run_file").locator("button").count() == 1
-    tab.page.keyboard.press("Escape")
 
 
 def test_chat_joins_the_batch(tab: Tab) -> None:
@@ -315,9 +307,15 @@ def test_present_hides_the_knobs(tab: Tab) -> None:
     assert tab.snapshot("settings") == settings
 
 
-def test_a_phone_shows_one_view_at_a_time(browser: Browser, dashboard: Dashboard) -> None:
-    tab = Tab(browser, dashboard.url, 390, 844)
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+def test_a_phone_shows_one_view_at_a_time(tab: Tab) -> None:
+    with tab.sized(390, 844):
+        look_at_the_phone(tab)
+    tab.page.get_by_role("tab", name="Grid").wait_for(state="hidden")
+
+
+def look_at_the_phone(tab: Tab) -> None:
+    """Each tab of the phone's page shows its part alone."""
+    tab.page.wait_for_function("document.documentElement.scrollWidth <= 390")
     strip = tab.page.locator(".strip-main").bounding_box()
     assert strip is not None and strip["height"] <= 72  # two rows
     assert tab.page.evaluate(
@@ -330,7 +328,7 @@ def test_a_phone_shows_one_view_at_a_time(browser: Browser, dashboard: Dashboard
     assert tab.key("chat").is_visible() and not tab.key("side").is_visible()
     tab.page.get_by_role("tab", name="Block").click()
     assert tab.key("side").is_visible() and not tab.key("knobs").is_visible()
-    tab.close()
+    tab.page.get_by_role("tab", name="Grid").click()
 
 
 def test_a_killed_engine_keeps_its_picture_and_restarts(tab: Tab, dashboard: Dashboard) -> None:

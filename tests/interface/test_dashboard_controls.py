@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,19 +13,6 @@ from tests.interface.dashboard import ROOT, wait_for
 from workbench.clock import ManualClock
 from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
-
-
-@pytest.fixture(scope="module")
-def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine_owner.EngineOwner]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv(engine_owner.RANDOM_LAYERS_VARIABLE, "2")
-    patch.setenv("KV_WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-    running = engine_owner.get_owner()
-    running.client.wait_ready(60)
-    running.client.set_speed(0.1)
-    yield running
-    engine_owner.close_owner()
-    patch.undo()
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
-from tests.interface.dashboard import BROWSER_ARGS, Dashboard, Tab, wait_for
+from tests.interface.dashboard import Dashboard, Tab, wait_for
 from workbench.model.fetch import cached_path
 
 pytestmark = pytest.mark.browser
@@ -45,12 +45,6 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     running = Dashboard(tmp_path_factory.mktemp("cache"), layers, cached_path())
     yield running
     running.close()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium_path, args=BROWSER_ARGS)
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +104,11 @@ def test_a_killed_job_is_told(tab: Tab, dashboard: Dashboard) -> None:
     tab.page.get_by_text("The measurement failed: its process ended by signal 9").wait_for()
 
 
-def test_a_phone_scrolls_down_only(browser: Browser, dashboard: Dashboard, tab: Tab) -> None:
-    phone = browser.new_context(viewport={"width": 390, "height": 844}).new_page()
-    phone.goto(dashboard.url + "quality")
-    phone.locator(".st-key-quality_plot_side .js-plotly-plot").wait_for(timeout=40_000)
-    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
-    phone.context.close()
+def test_a_phone_scrolls_down_only(tab: Tab) -> None:
+    with tab.sized(390, 844):
+        plot = tab.page.locator(".st-key-quality_plot_side .js-plotly-plot")
+        wait_for(lambda: plot.bounding_box()["width"] <= 390, 20, lambda: str(plot.bounding_box()))
+        tab.page.wait_for_function("document.documentElement.scrollWidth <= 390")
 
 
 def test_the_page_leads_back_without_a_new_session(tab: Tab, dashboard: Dashboard) -> None:

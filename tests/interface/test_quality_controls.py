@@ -1,8 +1,5 @@
 """The controls of the page Quality on a real engine and a real job, without a browser."""
 
-from collections.abc import Iterator
-
-import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import engine_owner
@@ -10,19 +7,6 @@ from app.panels.quality_results import PICK_KEY
 from app.quality.jobs import follow_until
 from app.quality.settings import CURRENT, format_settings
 from tests.interface.dashboard import ROOT
-
-
-@pytest.fixture(scope="module")
-def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine_owner.EngineOwner]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv(engine_owner.RANDOM_LAYERS_VARIABLE, "2")
-    patch.setenv("KV_WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-    running = engine_owner.get_owner()
-    running.client.wait_ready(60)
-    running.client.set_speed(0.1)
-    yield running
-    engine_owner.close_owner()
-    patch.undo()
 
 
 def opened() -> AppTest:

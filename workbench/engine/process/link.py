@@ -17,7 +17,7 @@ from workbench.engine.process.journal import Journal
 from workbench.engine.process.protocol import LaunchOptions
 from workbench.errors import EngineDied, WorkbenchError
 from workbench.events import EVENTS_PER_PROCESS
-from workbench.snapshot import Snapshot, decode_frame, encode_frame
+from workbench.snapshot import Snapshot, decode_frame, decode_token_blocks, encode_frame
 
 T = TypeVar("T")
 ANSWER_TIMEOUT_S = 30.0
@@ -218,8 +218,9 @@ def _mark_dead(frame: bytes, reason: str) -> bytes:
     """The last frame again, or an empty one, that says why no other follows."""
     if frame:
         snapshot, cells, tables = decode_frame(frame)
+        blocks = decode_token_blocks(frame)
     else:
         snapshot = Snapshot(seq=0, step=0, time_s=0.0, state="dead")
-        cells, tables = [], np.zeros(0, np.int32)
+        cells, tables, blocks = [], np.zeros(0, np.int32), None
     dead = msgspec.structs.replace(snapshot, state="dead", state_detail=reason)
-    return encode_frame(dead, cells, tables)
+    return encode_frame(dead, cells, tables, blocks)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from workbench.cache.contiguous import free_positions
@@ -12,6 +13,7 @@ from workbench.engine.views import request_views
 from workbench.engine.views.cells import HbmCells, Planes, TierCells, hbm_cells
 from workbench.engine.views.hardware import Hardware
 from workbench.engine.views.ledger import ledger
+from workbench.engine.views.token_blocks import token_blocks
 from workbench.snapshot import (
     LedgerLine,
     Number,
@@ -49,7 +51,12 @@ class FrameBuilder:
         """One binary frame."""
         hbm = hbm_cells(self._engine.stack.pool, self._shown_class())
         snapshot, cells = self._build(hbm, seq, state, speed, detail)
-        return encode_frame(snapshot, cells, request_views.tables(self._engine, hbm))
+        tables = request_views.tables(self._engine, hbm)
+        found = token_blocks(self._engine, hbm)
+        if found is None:
+            return encode_frame(snapshot, cells, tables)
+        groups, blocks = found
+        return encode_frame(msgspec.structs.replace(snapshot, groups=groups), cells, tables, blocks)
 
     def snapshot(self, seq: int, *, state: str, speed: float, detail: str) -> Snapshot:
         """The structure alone."""

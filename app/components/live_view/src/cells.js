@@ -1,12 +1,14 @@
 // What each cell looks like: one u32 colour and one u32 of marks, by lens, filter and theme.
 
-import { CACHED, EVICTED, FREE, MOVING, OWNED, PINNED, SHARED, STATE_MASK, tableOf } from "./decode.js";
+import { CACHED, EVICTED, FREE, MOVING, OWNED, pagesOf, PINNED, SHARED, STATE_MASK } from "./decode.js";
+import { formatPlane } from "./squares.js";
 import { mix, ownerColour, pack } from "./theme.js";
 
 export const LENSES = ["owner", "tier", "format", "refs", "mass", "age"];
 
 // Bits of a cell's mark: its state in the low three, then flags as in the frame, then these.
 export const DIMMED = 256;
+export const MISSING_SHIFT = 9; // above it: of a token block, how much is not kept, 0 to 127
 const KEPT = SHARED | PINNED | EVICTED | MOVING;
 
 // The byte each lens shows for every cell of a tier.
@@ -15,15 +17,13 @@ function lensPlane(lens, tier) {
   if (lens === "refs") return tier.refs;
   if (lens === "mass") return tier.mass;
   if (lens === "age") return tier.age;
-  const plane = new Uint8Array(tier.num_cells);
-  if (lens === "format") {
-    let first = 0;
-    for (const [index, count] of tier.slabs) {
-      plane.fill(Math.max(0, index), first, first + count);
-      first += count;
-    }
-  }
-  return plane;
+  return lens === "format" ? formatPlane(tier) : new Uint8Array(tier.num_cells);
+}
+
+// Cells of a request in a tier as the grid draws it: its pages, or its token blocks.
+function cellsOf(frame, tier, request) {
+  if (!tier.placeOfBlock) return pagesOf(frame, request);
+  return Array.from(frame.blocks.of.get(request.request_id) ?? [], (block) => tier.placeOfBlock[block]);
 }
 
 // Colour of one lens value of an owned cell.
@@ -60,7 +60,7 @@ function sequenceMask(frame, tier, filter) {
   if (!filter || filter.kind !== "request" || tier.name !== "G1") return null;
   const request = frame.snap.requests.find((r) => r.request_id === filter.value);
   const mask = new Uint8Array(tier.num_cells);
-  if (request) for (const cell of tableOf(frame, request)) if (cell >= 0) mask[cell] = 1;
+  if (request) for (const cell of cellsOf(frame, tier, request)) if (cell >= 0) mask[cell] = 1;
   return mask;
 }
 
@@ -102,24 +102,25 @@ export class CellPaint {
 
   fill(tier, plane, filter, mask) {
     const { clear, dim } = this.table;
-    const { state, owner } = tier;
-    if (!mask && !filter) return this.fillAll(state, plane, clear);
+    const { state, owner, missing } = tier;
+    if (!mask && !filter) return this.fillAll(tier, plane, clear);
     for (let i = 0; i < state.length; i++) {
       const s = state[i], kind = s & STATE_MASK;
       const at = Math.min(kind, 2) * 256 + plane[i];
       const out = mask ? !mask[i] : filter ? !passes(filter, s, owner[i], plane[i]) : false;
       this.colours[i] = out ? dim[at] : clear[at];
-      this.marks[i] = kind | (s & KEPT) | (out ? DIMMED : 0);
+      this.marks[i] = kind | (s & KEPT) | (out ? DIMMED : 0) | (missing ? missing[i] << MISSING_SHIFT : 0);
     }
   }
 
   // The common case, without a filter: one table look-up a cell.
-  fillAll(state, plane, table) {
+  fillAll({ state, missing }, plane, table) {
     const { colours, marks } = this;
     for (let i = 0; i < state.length; i++) {
       const s = state[i];
       colours[i] = table[((s & STATE_MASK) << 8) | plane[i]];
       marks[i] = s & (STATE_MASK | KEPT);
+      if (missing) marks[i] |= missing[i] << MISSING_SHIFT;
     }
   }
 }
@@ -131,7 +132,7 @@ export function groupsBySequence(frame, tier, words) {
   for (const request of frame.snap.requests) {
     if (!request.num_pages) continue;
     const cells = [];
-    for (const cell of tableOf(frame, request)) {
+    for (const cell of cellsOf(frame, tier, request)) {
       if (cell >= 0 && !taken[cell]) { taken[cell] = 1; cells.push(cell); }
     }
     groups.push({ label: request.label || request.request_id, owner: request.owner, cells });

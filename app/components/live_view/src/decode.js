@@ -24,8 +24,45 @@ export function decodeFrame(buffer) {
     tiers.set(grid.name, tier);
   }
   at += -at & 3;
-  const tables = new Int32Array(buffer, at, (buffer.byteLength - at) >> 2);
-  return { snap, tiers, tables, pageStart: pageStarts(snap.requests), buffer };
+  const left = (buffer.byteLength - at) >> 2, { groups, requests } = snap;
+  const entries = groups ? requests.reduce((sum, r) => sum + r.num_pages, 0) : left;
+  const tables = new Int32Array(buffer, at, entries);
+  const blocks = groups ? blocksOf(snap, buffer, at + 4 * entries) : null;
+  return { snap, tiers, tables, blocks, pageStart: pageStarts(requests), buffer };
+}
+
+// Which pages of G1 are one token block, where layers or heads have pages of their own.
+function blocksOf({ groups, grid, requests }, buffer, at) {
+  const array = (count) => {
+    const found = new Int32Array(buffer, at, count);
+    at += 4 * count;
+    return found;
+  };
+  const parts = array(grid[0].num_cells), numbers = array(groups.num_token_blocks);
+  const of = new Map(requests.map((r, i) => [r.request_id, array(groups.counts[i])]));
+  const columns = groups.num_columns;
+  return { rows: groups.rows, columns, numGroups: groups.rows.length * columns, parts, numbers, of };
+}
+
+// Pages of each token block in the order of groups: those of `b` are cells[start[b]] on; once a frame.
+export function membersOf(frame) {
+  const { blocks } = frame, { parts, numGroups } = blocks;
+  if (blocks.members) return blocks.members;
+  const start = new Int32Array(blocks.numbers.length + 1);
+  const used = Array.from(parts.keys()).filter((cell) => parts[cell] >= 0).sort((a, b) => parts[a] - parts[b]);
+  for (const cell of used) start[Math.floor(parts[cell] / numGroups) + 1]++;
+  for (let i = 1; i < start.length; i++) start[i] += start[i - 1];
+  return (blocks.members = { start, cells: Int32Array.from(used) });
+}
+
+// The token block of a page of G1: its number in its request, how many pages it has, which one this is.
+export function tokenBlockOf(frame, tierName, cell) {
+  const { blocks } = frame, part = blocks && tierName === "G1" ? blocks.parts[cell] : -1;
+  if (part === undefined || part < 0) return null;
+  const block = Math.floor(part / blocks.numGroups), { start, cells } = membersOf(frame);
+  const pages = new Map();
+  for (let i = start[block]; i < start[block + 1]; i++) pages.set(blocks.parts[cells[i]] % blocks.numGroups, cells[i]);
+  return { block, number: blocks.numbers[block], pages, group: part % blocks.numGroups, kept: pages.size, of: blocks.numGroups };
 }
 
 // A tier without slabs is one slab that holds all its cells.
@@ -44,6 +81,15 @@ function pageStarts(requests) {
   return starts;
 }
 
+// All pages of one request in G1, of every group.
+export function pagesOf(frame, request) {
+  const { blocks } = frame;
+  if (!blocks) return tableOf(frame, request);
+  const { start, cells } = membersOf(frame), found = [];
+  for (const block of blocks.of.get(request.request_id) ?? []) found.push(...cells.subarray(start[block], start[block + 1]));
+  return found;
+}
+
 // The block table of one request: i32 cell indices into tier G1, in logical order.
 export function tableOf(frame, request) {
   const at = frame.pageStart.get(request.request_id) ?? 0;
@@ -52,8 +98,14 @@ export function tableOf(frame, request) {
 
 // Requests whose tables hold `cell` of G1: [{request, page}], in the order of the list.
 export function holdersOf(frame, cell) {
-  const found = [];
+  const found = [], { blocks } = frame;
+  const block = blocks ? Math.floor(blocks.parts[cell] / blocks.numGroups) : -1;
   for (const request of frame.snap.requests) {
+    if (blocks) {
+      const held = block >= 0 && blocks.of.get(request.request_id)?.includes(block);
+      if (held) found.push({ request, page: blocks.numbers[block] });
+      continue;
+    }
     const page = tableOf(frame, request).indexOf(cell);
     if (page >= 0) found.push({ request, page });
   }

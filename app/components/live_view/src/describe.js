@@ -1,6 +1,6 @@
 // Blocks and events in plain words.
 
-import { CACHED, classOf, holdersOf, OWNED, PINNED, STATE_MASK } from "./decode.js";
+import { CACHED, classOf, holdersOf, OWNED, PINNED, STATE_MASK, tokenBlockOf } from "./decode.js";
 import { bytes, significant } from "./format.js";
 
 export function stateName(state) {
@@ -30,11 +30,14 @@ export function blockFacts(frame, tierName, cell) {
   };
 }
 
-// One spoken line for a block, for the hover line and for screen readers.
-export function blockLine(frame, tierName, cell, words) {
+// One spoken line for a block, for the hover line and for screen readers; `several`: of all pages of
+// its token block, where a square stands for them.
+export function blockLine(frame, tierName, cell, words, several = 0) {
   const facts = blockFacts(frame, tierName, cell);
   if (!facts) return "";
-  const parts = [words("block.line", { tier: tierName, cell, state: words(`state.${facts.name}`) })];
+  const whole = several ? tokenBlockOf(frame, tierName, cell) : null, state = words(`state.${facts.name}`);
+  const parts = [whole ? words("square.line", { state, kept: whole.kept, of: whole.of })
+    : words("block.line", { tier: tierName, cell, state })];
   if (facts.holders.length) {
     const names = facts.holders.map((x) => x.request.label || x.request.request_id);
     parts.push(words("block.line.tokens", { first: facts.first, last: facts.last }));

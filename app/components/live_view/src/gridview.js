@@ -5,6 +5,7 @@ import { CellPaint, groupsBySequence } from "./cells.js";
 import { attrs, h } from "./dom.js";
 import { layoutByAddress, layoutBySequence, pixelMap } from "./layout.js";
 import { Painter } from "./painter.js";
+import { cellOfPlace, placeOfCell, Squares } from "./squares.js";
 import { css } from "./theme.js";
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -15,6 +16,7 @@ export class GridView {
     this.name = tierName;
     this.context = context;
     this.paint = new CellPaint();
+    this.squares = new Squares();
     this.scene = { key: "", width: 0, height: 0, dpr: 1, layout: { rects: new Int32Array(0), size: 0 } };
     this.hovered = -1;
     this.build();
@@ -51,7 +53,23 @@ export class GridView {
     Object.assign(scene, { width, height, dpr, key: "" });
   }
 
-  tier() { return this.context.store.shown?.tiers.get(this.name) ?? null; }
+  // What is drawn: the tier's pages, or its token blocks where each has several.
+  tier() {
+    const { shown, view } = this.context.store, tier = shown?.tiers.get(this.name) ?? null;
+    const whole = tier && shown.blocks && this.name === "G1" && view.group !== "page";
+    return whole ? this.squares.update(shown, tier) : tier;
+  }
+
+  // The page that a click on a drawn cell chooses, and the drawn cell of a page.
+  pageAt(cell) {
+    const tier = this.tier();
+    return cell >= 0 && tier?.blockAt ? cellOfPlace(this.context.store.shown, tier, cell) : cell;
+  }
+
+  drawnAt(page) {
+    const tier = this.tier();
+    return tier?.blockAt ? placeOfCell(this.context.store.shown, tier, page) : page;
+  }
 
   // Lays out again if the slabs, the size or (grouped by sequence) the tables changed.
   arrange(frame, tier) {
@@ -61,7 +79,7 @@ export class GridView {
     const classes = frame.snap.classes;
     const sizes = classes.map((c) => c.page_bytes).join();
     let key = `${grouped}|${tier.num_cells}|${tier.slabs.join(";")}|${sizes}|${scene.width}x${scene.height}`;
-    if (grouped) key += `|${hash(frame.tables)}|${hash(tier.state)}`;
+    if (grouped) key += `|${hash(frame.tables)}|${hash(tier.state)}|${tier.blockAt ? hash(tier.blockAt) : ""}`;
     if (key === scene.key) return;
     scene.key = key;
     const { width, height, dpr } = scene;
@@ -118,8 +136,9 @@ export class GridView {
     if (this.hovered >= 0) this.ring(ctx, this.hovered, css(theme.text, 0.7), 1);
     const { selected } = this.context.store.view;
     if (selected && selected.tier === this.name) {
-      this.ring(ctx, selected.cell, css(theme.bg), 4);
-      this.ring(ctx, selected.cell, css(theme.accent), 2);
+      const cell = this.drawnAt(selected.cell);
+      this.ring(ctx, cell, css(theme.bg), 4);
+      this.ring(ctx, cell, css(theme.accent), 2);
     }
   }
 
@@ -139,7 +158,7 @@ export class GridView {
 
   ring(ctx, cell, style, width) {
     const { rects } = this.scene.layout, { dpr } = this.scene, at = cell * 4;
-    if (at + 3 >= rects.length) return;
+    if (at < 0 || at + 3 >= rects.length) return;
     const grow = width === 1 ? 0 : dpr * 1.5;
     ctx.strokeStyle = style;
     ctx.lineWidth = width * dpr;
@@ -177,16 +196,33 @@ export class GridView {
 
   setHover(cell, event) {
     if (cell !== this.hovered) { this.hovered = cell; this.drawOver(); }
-    this.context.hover(this.name, cell, event);
+    this.context.hover(this.name, this.pageAt(cell), event);
   }
 
   onClick(event) {
     const box = this.over.getBoundingClientRect();
     const cell = this.cellAt(event.clientX - box.x, event.clientY - box.y);
-    if (cell >= 0) this.context.select(this.name, cell);
+    this.choose(cell, true);
+  }
+
+  choose(cell, open) {
+    const page = this.pageAt(cell);
+    if (page < 0) return;
+    if (open && this.tier().blockAt) this.context.store.setView({ opened: true });
+    this.context.select(this.name, page);
+  }
+
+  // Opens the pages of the chosen token block and goes there.
+  enter(event) {
+    const { store } = this.context;
+    if (!this.tier()?.blockAt || store.view.selected?.tier !== this.name) return;
+    event.preventDefault();
+    store.setView({ opened: true });
+    store.emit("pages");
   }
 
   onKey(event) {
+    if (event.key === "Enter") return this.enter(event);
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -195,9 +231,8 @@ export class GridView {
     const { selected } = this.context.store.view;
     const tier = this.tier();
     if (!tier || !tier.num_cells) return;
-    const here = selected && selected.tier === this.name ? selected.cell : -1;
-    const cell = here < 0 ? 0 : this.neighbour(here, step, tier.num_cells);
-    if (cell >= 0) this.context.select(this.name, cell);
+    const here = selected && selected.tier === this.name ? this.drawnAt(selected.cell) : -1;
+    this.choose(here < 0 ? 0 : this.neighbour(here, step, tier.num_cells), false);
   }
 
   // The next cell in a direction, by place; at a row's end, by number.

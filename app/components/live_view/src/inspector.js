@@ -1,11 +1,13 @@
 // Everything about the selected block: live facts from the frame, the rest from Python.
 
+import { tokenBlockOf } from "./decode.js";
 import { attrs, button, h, keyed, setText, show } from "./dom.js";
 import { blockFacts } from "./describe.js";
 import { bytes, percent, significant } from "./format.js";
+import { Pages } from "./pages.js";
 
 const ROWS = [
-  "state", "owners", "position", "refs", "hash", "parent", "tier", "format", "bytes", "mass", "last_used", "evict",
+  "state", "owners", "part", "position", "refs", "hash", "parent", "tier", "format", "bytes", "mass", "last_used", "evict",
 ];
 const TERM_OF = { refs: "refs", hash: "hash", mass: "mass", tier: "tier", format: "format", evict: "evict_rank" };
 
@@ -19,6 +21,7 @@ export class Inspector {
       const term = tips.term(h("dt", "", words(`block.${name}`)), TERM_OF[name] ?? name);
       return [name, { term, value: h("dd", "") }];
     }));
+    this.pages = new Pages(context);
     this.list = h("dl", "facts");
     for (const { term, value } of this.rows.values()) this.list.append(term, value);
     this.owners = h("span", "owner-links");
@@ -26,7 +29,7 @@ export class Inspector {
     this.rows.get("owners").value.append(this.owners, this.nobody);
     this.text = h("blockquote", "block-text");
     this.hint = h("p", "hint", words("block.none"));
-    this.node = attrs(h("section", "inspector", h("div", "panel-head", this.title, this.clear), this.hint, this.list, this.text),
+    this.node = attrs(h("section", "inspector", h("div", "panel-head", this.title, this.clear), this.hint, this.pages.node, this.list, this.text),
       { "aria-label": words("block.label") });
   }
 
@@ -36,6 +39,8 @@ export class Inspector {
     show(this.hint, !facts);
     show(this.clear, !!facts);
     setText(this.title, facts ? this.words("block.title", selected) : this.words("block.label"));
+    this.pages.update(frame, selected);
+    for (const part of Object.values(this.rows.get("part"))) show(part, !!frame.blocks);
     if (!facts) return this.blank();
     const block = data().block;
     const extra = block && block.tier === selected.tier && block.cell === selected.cell ? block : null;
@@ -55,8 +60,8 @@ export class Inspector {
     const pinned = facts.pinned ? ` · ${words("legend.pinned")}` : "";
     set("state", words(`state.${facts.name}`) + pinned + (block && words.has(`why.${block.why}`) ? ` · ${words(`why.${block.why}`)}` : ""));
     this.setOwners(facts);
-    set("position", facts.page >= 0
-      ? words("block.tokens", { page: facts.page, first: facts.first, last: facts.last }) : none);
+    set("part", this.part(frame, selected) || none);
+    set("position", this.position(frame, facts, block) || none);
     set("refs", facts.refs);
     set("hash", detail(block && short(block.key)));
     set("parent", detail(block && short(block.parent_key)));
@@ -70,6 +75,23 @@ export class Inspector {
     set("evict", block ? this.rank(block) : wait);
     show(this.text, !!(block && block.text));
     if (block) setText(this.text, block.text);
+  }
+
+  // The layer and KV head whose page it is, where each has its own.
+  part(frame, { tier, cell }) {
+    const found = tokenBlockOf(frame, tier, cell);
+    if (!found) return "";
+    const { rows, columns } = frame.blocks, layer = rows[Math.floor(found.group / columns)];
+    return columns > 1 ? this.words("block.part.head", { layer, head: found.group % columns }) : layer;
+  }
+
+  // A head may keep other tokens than its token block's: then Python knows which.
+  position(frame, facts, block) {
+    const { words } = this;
+    if (frame.blocks && block && block.page_index >= 0) {
+      return words("block.tokens", { page: block.page_index, first: block.first_token, last: block.last_token });
+    }
+    return facts.page >= 0 ? words("block.tokens", { page: facts.page, first: facts.first, last: facts.last }) : "";
   }
 
   rank(block) {

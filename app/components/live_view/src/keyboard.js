@@ -56,6 +56,7 @@ function escape(context, help) {
   if (!help.node.hidden) return help.toggle(false);
   if (!store.live && !store.playback) return store.goLive();
   if (store.view.filter) return store.setView({ filter: null });
+  if (store.view.opened) return store.setView({ opened: false });
   if (store.view.selected) context.select(null);
 }
 
@@ -66,7 +67,7 @@ function focusChat(send) {
   if (box) box.focus(); else send("focus_chat");
 }
 
-const KEYS = [["space", "space"], [".", "step"], ["← ↑ → ↓", "arrows"], ["/", "chat"], ["?", "help"], ["Esc", "escape"]];
+const KEYS = [["space", "space"], [".", "step"], ["← ↑ → ↓", "arrows"], ["Enter", "enter"], ["/", "chat"], ["?", "help"], ["Esc", "escape"]];
 
 // The list of keys, shown over the page.
 export class KeyHelp {

@@ -1,6 +1,6 @@
 // One line under the grid: what the colours mean, and the filter at the same time.
 
-import { attrs, button, h, keyed, setAttr, setClass, setText } from "./dom.js";
+import { attrs, button, h, keyed, setAttr, setClass, setText, show } from "./dom.js";
 import { lensColour, LENSES, tierColour } from "./cells.js";
 import { detailOf } from "./painter.js";
 import { css, ownerName } from "./theme.js";
@@ -14,7 +14,7 @@ export class Legend {
     this.lens = select(words("lens.label"), LENSES, (v) => words(`lens.${v}`), (lens) => {
       store.setView({ lens, filter: null });
     });
-    this.group = select(words("group.label"), ["address", "sequence"], (v) => words(`group.${v}`),
+    this.group = select(words("group.label"), ["address", "sequence", "page"], (v) => words(`group.${v}`),
       (group) => store.setView({ group }));
     this.states = h("span", "legend-items");
     this.values = h("span", "legend-items legend-values");
@@ -24,7 +24,9 @@ export class Legend {
     tips.term(this.lens, "lens");
   }
 
-  update(frame, size) {
+  // `several`: how many pages a square stands for, 0 where each has its own.
+  update(frame, size, several) {
+    show(this.group.lastChild, !!frame.blocks);
     const detail = detailOf(size);
     const { view } = this.store;
     setValue(this.lens, view.lens);
@@ -39,7 +41,10 @@ export class Legend {
     keyed(this.values, items, (x) => x.key,
       (item) => item.filter ? this.chip(item.filter, "swatch", item.label) : plain(item.label),
       (node, item) => this.paintItem(node, item));
-    setText(this.hint, detail === "full" ? "" : this.words(`detail.${detail}`));
+    const hints = [several ? this.words("legend.squares", { of: several }) : "",
+      detail === "full" ? "" : this.words(`detail.${detail}`)].filter(Boolean);
+    setText(this.hint, hints.join(" · "));
+    setAttr(this.hint, "title", several ? this.words("legend.squares_help", { of: several }) : null);
   }
 
   // The values of the present lens: owners, formats, or the two ends of a ramp.

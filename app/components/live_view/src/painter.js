@@ -2,7 +2,7 @@
 // way only what changed since the last frame is painted.
 
 import { CACHED, FREE, MOVING, OWNED, PINNED, SHARED, STATE_MASK } from "./decode.js";
-import { DIMMED } from "./cells.js";
+import { DIMMED, MISSING_SHIFT } from "./cells.js";
 import { LABEL_WIDTH } from "./layout.js";
 import { css, luma, mix, ownerColour, ownerLetter, pack, unpack } from "./theme.js";
 
@@ -130,6 +130,7 @@ export class Painter {
         colours[cell] = this.faded(cell, colours[cell], paint.marks[cell], now);
       }
     }
+    if (paint.marks.some((mark) => mark >> MISSING_SHIFT)) colours = lightened(colours, paint.marks, theme);
     for (let i = 0; i < map.length; i++) if (map[i] >= 0) out[i] = colours[map[i]];
     if (detail === "edges") this.sharedEdges(out, width, layout.rects, paint, theme);
     this.ctx.putImageData(this.image, 0, 0);
@@ -162,10 +163,12 @@ export class Painter {
     const x = rects[at], y = rects[at + 1], w = rects[at + 2], hgt = rects[at + 3];
     const state = mark & STATE_MASK, colour = unpack(packed);
     const faint = (mark & DIMMED) !== 0;
+    const empty = Math.round((hgt * (mark >> MISSING_SHIFT)) / 127); // above what is kept
+    if (empty) { ctx.fillStyle = css(theme.bg); ctx.fillRect(x, y, w, empty); }
     ctx.fillStyle = css(state === FREE && !this.fades.has(cell) ? theme.bg : colour);
-    ctx.fillRect(x, y, w, hgt);
-    if (state === FREE) this.frame(x, y, w, hgt, css(faint ? theme.faint : theme.line), 1, 0);
-    if (state === CACHED) this.hatch(x, y, w, hgt, colour, theme, dpr, faint ? 0.2 : 0.5);
+    ctx.fillRect(x, y + empty, w, hgt - empty);
+    if (state === CACHED) this.hatch(x, y + empty, w, hgt - empty, colour, theme, dpr, faint ? 0.2 : 0.5);
+    if (state === FREE || empty) this.frame(x, y, w, hgt, css(faint ? theme.faint : theme.line), 1, 0);
     if (state === OWNED && luma(colour) > 190 && !theme.dark && !faint) {
       this.frame(x, y, w, hgt, css(mix(colour, theme.text, 0.45)), 1, 0);
     }
@@ -223,6 +226,16 @@ export class Painter {
     ctx.fillStyle = pattern;
     ctx.fillRect(x, y, w, h);
   }
+}
+
+// Colours of small squares: the less of a token block is kept, the nearer to the background.
+function lightened(colours, marks, theme) {
+  const out = colours.slice();
+  for (let i = 0; i < out.length; i++) {
+    const missing = marks[i] >> MISSING_SHIFT;
+    if (missing) out[i] = pack(mix(unpack(out[i]), theme.bg, (0.8 * missing) / 127));
+  }
+  return out;
 }
 
 function hatchTile(line, fill, dpr) {

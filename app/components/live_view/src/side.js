@@ -25,7 +25,10 @@ export class Side {
     this.draw();
   }
 
-  on(what) { if (what === "view") this.draw.now(); else this.draw(); }
+  on(what) {
+    if (what === "pages") { this.draw.now(); return this.inspector.pages.focus(); }
+    if (what === "view") this.draw.now(); else this.draw();
+  }
 
   themeChanged() { this.draw(); }
 

@@ -27,7 +27,6 @@ export class Stage {
     this.numbers = new Numbers(context);
     this.bars = TIERS.map((name) => new TierBar(name, context, name !== "G1"));
     this.grids = TIERS.map((name) => new GridView(name, grid));
-    for (const view of this.grids) setAttr(view.over, "aria-label", words("grid.label", { tier: view.name }));
     this.legend = new Legend(context);
     this.text = new PromptText(context);
     this.step = new StepStrip(context);
@@ -58,6 +57,7 @@ export class Stage {
     }
     if (what === "view") { this.fast(); this.slow.now(); }
     if (what === "link") this.slow();
+    if (what === "grid") this.grids[0].over.focus();
   }
 
   themeChanged() { this.fast(); this.slow(); }
@@ -79,13 +79,23 @@ export class Stage {
     setClass(this.node, "is-dead", !!store.link.dead);
     this.numbers.update(store, theme());
     this.bars.forEach((bar) => bar.update(frame.snap.tiers.find((t) => t.name === bar.title.textContent)));
-    const { scene } = this.grids[0];
-    this.legend.update(frame, scene.layout.size ? scene.layout.size / scene.dpr : 12);
+    const { scene } = this.grids[0], several = this.severalPages();
+    for (const { over, name } of this.grids) {
+      const key = several && name === "G1" ? "grid.squares" : "grid.label";
+      setAttr(over, "aria-label", this.context.words(key, { tier: name, of: several }));
+    }
+    this.legend.update(frame, scene.layout.size ? scene.layout.size / scene.dpr : 12, several);
     this.text.update(frame);
     this.step.update(frame.snap.last_step);
     this.sentence.update(frame);
     this.scrubber.update();
     this.speak(frame);
+  }
+
+  // How many pages a square of the grid stands for; 0 where each page has a square.
+  severalPages() {
+    const { shown, view } = this.context.store;
+    return shown?.blocks && view.group !== "page" ? shown.blocks.numGroups : 0;
   }
 
   // The selected block, spoken when the selection changes.
@@ -94,7 +104,7 @@ export class Stage {
     const key = selected ? `${selected.tier}:${selected.cell}` : "";
     if (key === this.spokenKey) return;
     this.spokenKey = key;
-    setText(this.spoken, selected ? blockLine(frame, selected.tier, selected.cell, this.context.words) : "");
+    setText(this.spoken, selected ? blockLine(frame, selected.tier, selected.cell, this.context.words, this.severalPages()) : "");
   }
 
   hover(tier, cell, event) {
@@ -105,7 +115,7 @@ export class Stage {
       return;
     }
     this.hovered = [tier, cell, event];
-    tips.line(blockLine(store.shown, tier, cell, words), event.clientX, event.clientY);
+    tips.line(blockLine(store.shown, tier, cell, words, this.severalPages()), event.clientX, event.clientY);
   }
 
   destroy() { for (const grid of this.grids) grid.destroy(); }

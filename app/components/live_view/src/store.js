@@ -27,11 +27,11 @@ export class Store {
     this.numFrames = 0;
     this.badFrame = "";
     this.link = { status: "off", dead: "", viewers: 0, driver: undefined };
-    this.view = { lens: "owner", group: "address", filter: null, selected: null, request: null };
+    this.view = { lens: "owner", group: "address", filter: null, selected: null, request: null, opened: false };
     this.listeners = new Set();
   }
 
-  // fn(what): "frame" | "view" | "link". Returns the function that unsubscribes.
+  // fn(what): "frame" | "view" | "link", or who is to have the focus: "grid" | "pages". Returns the function that unsubscribes.
   subscribe(fn) {
     this.listeners.add(fn);
     if (this.listeners.size === 1) this.open();

@@ -2,6 +2,7 @@
 
 import { attrs, button, h, setText, show } from "./dom.js";
 import { blockFacts } from "./describe.js";
+import { membersOf, tokenBlockOf } from "./decode.js";
 import { bytes, count, rate } from "./format.js";
 
 const PAGE = 25;
@@ -22,7 +23,7 @@ export class Tables {
   }
 
   turn(by) {
-    const cells = this.store.shown?.tiers.get("G1")?.num_cells ?? 0;
+    const cells = this.store.shown ? cellsToList(this.store.shown, this.store.view).length : 0;
     this.first = Math.max(0, Math.min(this.first + by, Math.floor(Math.max(0, cells - 1) / PAGE) * PAGE));
     if (this.store.shown) this.update(this.store.shown);
   }
@@ -34,16 +35,25 @@ export class Tables {
       rate(t.in_bytes_per_s), rate(t.out_bytes_per_s)]));
     this.sequences.fill(snap.requests.map((r) => [r.label || r.request_id, words(`status.${r.status}`),
       count(r.num_tokens), r.num_pages, r.num_shared_pages, r.num_evicted_tokens]));
-    const cells = frame.tiers.get("G1")?.num_cells ?? 0, rows = [];
-    for (let cell = this.first; cell < Math.min(this.first + PAGE, cells); cell++) {
-      const facts = blockFacts(frame, "G1", cell);
-      rows.push([cell, words(`state.${facts.name}`),
+    const cells = cellsToList(frame, this.store.view), rows = [];
+    for (const cell of cells.slice(this.first, this.first + PAGE)) {
+      const facts = blockFacts(frame, "G1", cell), whole = tokenBlockOf(frame, "G1", cell);
+      const several = whole && this.store.view.group !== "page";
+      rows.push([several ? words("tables.square", { cell, kept: whole.kept, of: whole.of }) : cell, words(`state.${facts.name}`),
         facts.holders.map((x) => x.request.label || x.request.request_id).join(", "),
         facts.refs, Math.round(facts.mass / 2.55), facts.pageClass ? facts.pageClass.label : ""]);
     }
     this.blocks.fill(rows);
-    setText(this.where, words("tables.where", { first: this.first, last: this.first + rows.length - 1, of: cells }));
+    setText(this.where, words("tables.where", { first: this.first, last: this.first + rows.length - 1, of: cells.length }));
   }
+}
+
+// Pages of G1 in address order; of token blocks with several pages the first one.
+function cellsToList(frame, view) {
+  const count = frame.tiers.get("G1")?.num_cells ?? 0;
+  if (!frame.blocks || view.group === "page") return Array.from({ length: count }, (_, cell) => cell);
+  const { start, cells } = membersOf(frame);
+  return Array.from(start.subarray(0, -1), (at) => cells[at]);
 }
 
 // A table whose rows and cells are reused.

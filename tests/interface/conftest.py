@@ -1,0 +1,30 @@
+"""What the interface's tests share: one browser, and an engine's owner for tests without one."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from app import engine_owner
+from tests.interface.component_browser import chromium
+
+
+@pytest.fixture(scope="package")
+def browser(chromium_path: str) -> Iterator[Browser]:
+    """One headless browser for all tests of this folder; each opens contexts of its own."""
+    with chromium(chromium_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine_owner.EngineOwner]:
+    """The owner of a real engine process with a small random model, in slow motion."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv(engine_owner.RANDOM_LAYERS_VARIABLE, "2")
+    patch.setenv("KV_WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    running = engine_owner.get_owner()
+    running.client.wait_ready(60)
+    running.client.set_speed(0.1)
+    yield running
+    engine_owner.close_owner()
+    patch.undo()
