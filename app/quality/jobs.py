@@ -15,7 +15,7 @@ import msgspec
 from workbench.clock import Clock, RealClock
 from workbench.errors import WorkbenchError
 from workbench.quality import job_protocol as protocol
-from workbench.quality.job_protocol import JobPlan, ModelLine, ProbesLine, ReportView
+from workbench.quality.job_protocol import JobPlan, ModelLine, ProbesLine, ProgressLine, ReportView
 
 MODULE = "workbench.quality.job"
 LINE_BYTES = 16 * 2**20
@@ -53,7 +53,7 @@ class Status:
     kind: str = ""  # live, sweep or inside
     number: int = 0
     share: float = 0.0
-    what: str = ""
+    doing: ProgressLine | None = None  # what runs now
     num_settings: int = 0
     started_s: float = 0.0
     ended_s: float = 0.0
@@ -141,7 +141,7 @@ class QualityJobs:
         return self._status.number
 
     def cancel(self) -> bool:
-        """Ask the running job to stop after its window; False when there is none."""
+        """Ask the running job to stop after its step; False when there is none."""
         with self._lock:
             if self._running is None or not self._status.running:
                 return False
@@ -187,8 +187,8 @@ class QualityJobs:
 
     def _take(self, running: _Running, line: protocol.Line) -> None:
         with self._lock:
-            if isinstance(line, protocol.ProgressLine):
-                self._status = replace(self._status, share=line.share, what=line.what)
+            if isinstance(line, ProgressLine):
+                self._status = replace(self._status, share=line.share, doing=line)
             elif isinstance(line, ModelLine):
                 self._model = line
                 self._changed()

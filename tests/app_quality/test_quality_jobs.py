@@ -1,5 +1,6 @@
 """Quality jobs as processes: they measure, refuse a bad plan, are cancelled, and die."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,18 +13,23 @@ import pytest
 
 from app.quality.jobs import JobBusyError, QualityJobs, Status, follow_until, job_threads
 from app.quality.settings import format_settings
+from app.text import load_texts
 from workbench.errors import SettingError
+from workbench.model.random_launch import random_model
 from workbench.quality.job_protocol import (
     DoneLine,
     ErrorLine,
     JobPlan,
     Line,
     NamedSetting,
+    ProgressLine,
     decode_line,
     decode_plan,
     encode_line,
 )
 from workbench.quality.plan import QualityPlan
+from workbench.quality.report import Setting
+from workbench.quality.run import Doing, measure
 
 SMALL = QualityPlan(context=160, scored=16, num_windows=1, context_chunk=32)
 LONG = QualityPlan(context=1024, scored=256, num_windows=64)
@@ -133,6 +139,35 @@ def test_time_is_up(jobs: QualityJobs) -> None:
     )  # fmt: skip
     assert follow_until(jobs, over, 60)
     assert jobs.status.state == "time"
+
+
+@pytest.mark.parametrize(("asked", "num_windows"), [(3, 0), (10, 0), (17, 1), (25, 1)])
+def test_a_run_stops_inside_a_window_and_leaves_it_out(asked: int, num_windows: int) -> None:
+    plan = msgspec.structs.replace(SMALL, num_windows=2)  # 7 questions a run, 2 runs a window
+    questions = itertools.count(1)
+    doing: list[Doing] = []
+    reports = measure(
+        random_model(2), [Setting(name="int8", changes=INT8.changes)], plan,
+        lambda share, what: doing.append(what), lambda: next(questions) >= asked,
+    )  # fmt: skip
+    assert [report.num_windows for report in reports] == [num_windows] * bool(num_windows)
+    assert next(questions) == asked + 1, "it went on after it was told to stop"
+    assert str(doing[0]) == "window 1: full cache"
+    assert (doing[-1].kind, doing[-1].number) == ("window", num_windows + 1)
+
+
+def test_the_page_has_words_for_all_that_a_job_does() -> None:
+    lines, code = run_process(
+        encode_line(JobPlan(settings=[INT8], random_layers=2, probes=True,
+                            plan=msgspec.structs.replace(SMALL, needle=True)))
+    )  # fmt: skip
+    assert code == 0
+    done = [line for line in lines if isinstance(line, ProgressLine)]
+    assert {line.kind for line in done} == {"loading", "window", "needle", "probe", "done"}
+    assert {line.setting for line in done} == {"", "int8"}
+    texts = load_texts()
+    for line in done:
+        assert "{" not in texts(f"quality.doing.{line.kind}", n=line.number, setting="int8")
 
 
 def test_a_killed_job_is_told_and_another_can_be_refused(jobs: QualityJobs) -> None:

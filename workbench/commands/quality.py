@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.commands.bench import JsonOption
+
+if TYPE_CHECKING:
+    from workbench.quality.plan import QualityPlan
 
 
 def quality(
@@ -39,7 +42,6 @@ def quality(
     tokens that read compressed entries; bytes are those of the engine's pages.
     """
     from workbench.quality.plan import QualityPlan
-    from workbench.quality.settings_file import default_sweep, read_settings
 
     plan = QualityPlan(
         context=context,
@@ -51,17 +53,29 @@ def quality(
         needle=needle,
         exact_prefill=exact_prefill,
     )
-    chosen = read_settings(settings) if settings else default_sweep()
+    measure_and_print(plan, settings, model, full_report, as_json=as_json)
 
+
+def measure_and_print(
+    plan: "QualityPlan",
+    settings: Path | None,
+    model: str,
+    full_report: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure the settings of a file, or all formats, and print a table or one JSON object."""
     import msgspec
     from rich.console import Console
 
     from workbench.lab.figures import describe_machine, print_report, report
     from workbench.model.load import load_model
     from workbench.quality.run import measure
+    from workbench.quality.settings_file import default_sweep, read_settings
     from workbench.quality.table import as_table, figures_of
 
-    reports = measure(load_model(model, weights), chosen, plan, tell)
+    chosen = read_settings(settings) if settings else default_sweep()
+    reports = measure(load_model(model, plan.weight_format), chosen, plan, tell)
     if full_report is not None:
         full_report.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=1))
     if as_json:

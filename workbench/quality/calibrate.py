@@ -5,7 +5,7 @@ Prices are taken to add up, which a last measurement of the whole plan checks. T
 exact knapsack over sixteenths of a bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,5 +142,5 @@ def _block_size(formats: Sequence[Formats]) -> int:
     return int(max(sizes))
 
 
-def _part(progress: Progress, low: float, high: float) -> Callable[[float, str], None]:
+def _part(progress: Progress, low: float, high: float) -> Progress:
     return lambda share, text: progress(low + share * (high - low), text)

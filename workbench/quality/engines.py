@@ -23,6 +23,11 @@ from workbench.quality.plan import QualityPlan
 from workbench.quality.texts import Window
 from workbench.request import Request, RequestSpec, SamplingParams
 
+
+class StoppedError(Exception):
+    """A run of a window was told to stop before its end; what it scored is left out."""
+
+
 Changes = dict[str, Any]
 OnRows = Callable[[Engine, Request, np.ndarray, Tensor], None]
 
@@ -129,13 +134,14 @@ def run_window(
     steps: list[int],
     on_rows: OnRows,
     after_context: Changes | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Read a window; `on_rows(engine, request, positions, logits)` once a step with scored rows.
 
     For the engine the context is the prompt and the rest was generated before (`resume_tokens`), so
     that policies act as they do while decoding. `after_context`: changes made between the two. The
-    last position predicts nothing that is known and is left out. Raises RequestError when the
-    engine cannot hold the window.
+    last position predicts nothing that is known and is left out. `stop` is asked before each step.
+    Raises RequestError when the engine cannot hold the window, StoppedError once `stop` says yes.
     """
     last = len(window.token_ids) - 1
 
@@ -153,6 +159,8 @@ def run_window(
     )
     request = engine.requests[engine.add_request(spec)]
     for count in steps:
+        if stop():
+            raise StoppedError("the run was stopped inside a window")
         if after_context and request.num_computed_tokens == window.context:
             engine.apply(after_context)
         if engine.config.scheduling.chunk_tokens != count:

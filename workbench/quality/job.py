@@ -32,12 +32,12 @@ from workbench.quality.needle import DEPTHS, needle_windows
 from workbench.quality.plan import QualityPlan
 from workbench.quality.probes import probe
 from workbench.quality.report import NeedleScore, Setting, build_report
-from workbench.quality.run import Contender, compare
+from workbench.quality.run import Contender, Doing, compare
 from workbench.quality.texts import text_windows
 
 EXIT_REFUSED, EXIT_CRASHED = 2, 70
 GRACE_S = 3.0  # a running window may take longer; without a starter nobody waits for it
-LOADING, PROBES_SHARE = "loading the model", 0.2
+FULL, PROBES_SHARE = "full cache", 0.2
 
 
 class Cancel:
@@ -53,7 +53,7 @@ class Cancel:
         self._end_s = self._clock.now_s() + seconds if seconds else float("inf")
 
     def ask(self, *_: int | FrameType | None) -> None:
-        """Stop before the next run of a window."""
+        """Stop before the next step of a window."""
         self._asked.set()
 
     def __call__(self) -> bool:
@@ -97,15 +97,22 @@ class Job:
         self._contenders = [_contender(model, item, plan) for item in self._settings]
         windows = text_windows(model.tokenizer, plan)
         needles = needle_windows(model.tokenizer, plan) if plan.needle else []
-        full = Contender("full cache", lambda size: lab_engine(model, full_changes(model), size))
+        full = Contender(FULL, lambda size: lab_engine(model, full_changes(model), size))
         compare(full, self._contenders, windows, needles, plan, self._progress, self._cancel)
         self._send_reports()
         if self._job.probes:
             self._run_probes()
 
-    def _progress(self, share: float, what: str) -> None:
+    def _progress(self, share: float, doing: Doing) -> None:
         self._send_reports()
-        write(protocol.ProgressLine(share=share * self._share, what=what))
+        write(
+            protocol.ProgressLine(
+                share=share * self._share,
+                kind=doing.kind,
+                number=doing.number,
+                setting="" if doing.setting == FULL else doing.setting,
+            )
+        )
 
     def _send_reports(self) -> None:
         """A report for each setting that has a new window or needle since its last one."""
@@ -132,7 +139,7 @@ class Job:
             if self._cancel():
                 return
             done = self._share + PROBES_SHARE * number / len(self._settings)
-            write(protocol.ProgressLine(share=done, what=f"probe: {setting.name}"))
+            write(protocol.ProgressLine(share=done, kind="probe", setting=setting.name))
             found = probe(self._model, setting, self._job.plan)
             write(
                 protocol.ProbesLine(
@@ -166,7 +173,7 @@ def _needles(contender: Contender) -> list[NeedleScore]:
 
 
 def _load(job: protocol.JobPlan) -> LoadedModel:
-    write(protocol.ProgressLine(share=0.0, what=LOADING))
+    write(protocol.ProgressLine(share=0.0, kind="loading"))
     if job.random_layers:
         return random_model(job.random_layers)
     return load_model(job.model_path, job.plan.weight_format)

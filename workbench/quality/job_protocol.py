@@ -60,10 +60,16 @@ class ModelLine(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
 
 
 class ProgressLine(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Share done, 0 to 1, and what runs now: a window, a needle, a probe, or the loading."""
+    """Share done, 0 to 1, and what runs now; the page has the words for it.
+
+    `kind`: window, needle, probe, loading or done; `number` of a window or needle, from 1;
+    `setting`: its name, empty for the full cache that all are compared with.
+    """
 
     share: float
-    what: str
+    kind: str
+    number: int = 0
+    setting: str = ""
 
 
 class FlipView(msgspec.Struct, frozen=True, kw_only=True):
