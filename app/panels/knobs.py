@@ -28,11 +28,39 @@ def group_paths(dim: str) -> tuple[list[str], list[str]]:
     return main, [path for path in paths if path not in main]
 
 
+# Under "more", in this order; a setting that is named nowhere stands under the first heading whose
+# beginning its path has.
+SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "X": {
+        "formats": (
+            "cache.layer_plan", "cache.kivi", "cache.residual", "cache.rank", "cache.outlier",
+            "cache.calibration",
+        ),
+        "kept": ("retention.",),
+        "reuse": (
+            "cache.prefix", "cache.partial", "cache.index", "cache.prompt", "cache.min_cacheable",
+            "cache.eviction", "cache.reuse",
+        ),
+        "pages": ("cache.",),
+    },
+}  # fmt: skip
+
+
+def sections(dim: str) -> dict[str, list[str]]:
+    """Settings under "more" by heading, each once, in the order of the headings."""
+    _, left = group_paths(dim)
+    found: dict[str, list[str]] = {}
+    for name, beginnings in SECTIONS.get(dim, {"": ("",)}).items():
+        found[name] = [path for path in left if path.startswith(beginnings)]
+        left = [path for path in left if path not in found[name]]
+    return {name: paths for name, paths in found.items() if paths}
+
+
 def show_knobs(page: Page) -> None:
     """The whole column of knobs with the answer below."""
     _seed(page)
     for dim in GROUPS:
-        main, more = group_paths(dim)
+        main, _ = group_paths(dim)
         with st.container(key=f"group_{dim}", gap=None):
             st.markdown(
                 f":{_COLOURS[dim]}-badge[{dim}] **{page.texts('group.' + dim)}**",
@@ -41,11 +69,20 @@ def show_knobs(page: Page) -> None:
             for path in main:
                 _knob(page, path)
             with st.expander(page.texts("group.more"), key=f"more_{dim}"):
-                for path in more:
-                    _knob(page, path)
+                _show_sections(page, dim)
     _, rest = group_paths("-")
     with st.container(key="group_M", gap=None), st.expander(page.texts("group.-"), key="more_M"):
         for path in rest:
+            _knob(page, path)
+
+
+def _show_sections(page: Page, dim: str) -> None:
+    """The settings under "more", under headings where there are several kinds."""
+    found = sections(dim)
+    for name, paths in found.items():
+        if len(found) > 1:
+            st.caption(page.texts(f"group.section.{name}"))
+        for path in paths:
             _knob(page, path)
 
 

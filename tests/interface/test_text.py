@@ -5,6 +5,7 @@ import re
 import string
 from pathlib import Path
 
+from app.panels.knobs import GROUPS, group_paths, sections
 from app.panels.terms import TERMS
 from app.text import languages, load_texts, read_strings
 from app.text.sentences import preview_sentence, report_sentence
@@ -64,6 +65,14 @@ def test_settings_events_and_terms_have_texts() -> None:
     wanted += [f"event.{kind}" for kind in EVENT_KINDS]
     wanted += [f"{part}.{term}" for term in TERMS for part in ("word", "term")]
     assert [key for key in wanted if key not in strings] == []
+
+
+def test_every_setting_under_more_stands_under_one_heading() -> None:
+    strings = load_texts().strings
+    for dim in GROUPS:
+        found = sections(dim)
+        assert sorted(sum(found.values(), [])) == sorted(group_paths(dim)[1])
+        assert len(found) == 1 or all(f"group.section.{name}" in strings for name in found)
 
 
 def test_terms_are_two_sentences() -> None:
