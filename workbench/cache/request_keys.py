@@ -27,6 +27,11 @@ class RequestKeys:
         """Numerics tags that may be hit now, the pure one first."""
         return [self.format_label] + (list(self._recoded) if self.reuse_recoded else [])
 
+    @property
+    def resident_lineages(self) -> list[str]:
+        """Numerics tags that rows can have, whether they may be hit or not."""
+        return [self.format_label, *self._recoded]
+
     def remember_lineage(self, lineage: str) -> None:
         """Rows with this tag exist after a recode."""
         self._recoded[lineage] = None

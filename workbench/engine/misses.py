@@ -57,9 +57,12 @@ class MissExplainer:
             step = manager.pool.index.evicted_at(tagged_key(chain_key, lineage))
             if step is not None:
                 return MissReason(kind="evicted", token_index=known, step=step)
-        return self._by_comparison(request, known)
+        for lineage in manager.keys.resident_lineages:
+            if manager.pool.index.get(tagged_key(chain_key, lineage)) is not None:
+                return MissReason(kind="tag", token_index=known, detail=lineage)
+        return self._by_comparison(request, known, size)
 
-    def _by_comparison(self, request: Request, known: int) -> MissReason:
+    def _by_comparison(self, request: Request, known: int, size: int) -> MissReason:
         tokens = np.array(request.token_ids, np.int64)
         longest, other, foreign = 0, "", ""
         for request_id, (salt, prompt) in self._prompts.items():
@@ -75,6 +78,6 @@ class MissExplainer:
             return MissReason(kind="first")
         if foreign != request.spec.salt and longest > known:
             return MissReason(kind="tag", token_index=longest, detail="salt")
-        if longest >= known:
+        if known <= longest < (known // size + 1) * size:  # else the same text was not cached
             return MissReason(kind="differs", token_index=longest, detail=other)
         return MissReason(kind="first", token_index=known)
