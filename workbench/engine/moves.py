@@ -21,6 +21,7 @@ class Moves:
         to_tier = ""
         if engine.fetcher.demote(row):
             to_tier = "G2" if engine.config.tiers.dram_mib > 0 else "G3"
+            engine.frames.tiers.notes.left_hbm(row)
         engine.metrics.evictions.add(1)
         engine.log.tell(
             "evict",

@@ -1,6 +1,7 @@
 """The cells of the grid: one a block or tier entry, as u8 planes (see `workbench/snapshot.py`)."""
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,35 +81,62 @@ def scaled_age(steps: np.ndarray) -> np.ndarray:
     return aged
 
 
+@dataclass(frozen=True)
+class EntryLook:
+    """What is drawn of an entry besides its state: its owner's slot and its page class.
+
+    `page_class` is -1 where nothing was noted of the entry.
+    """
+
+    owner: int = NO_OWNER
+    page_class: int = -1
+
+
 class TierCells:
     """Cells of a lower tier: an entry keeps its cell until it is gone."""
 
     def __init__(self) -> None:
         self.keys: list[TierKey | None] = []
+        self.classes: list[list[int]] = []  # [page class, number of cells] in order
         self._cell_of: dict[TierKey, int] = {}
         self._free: list[int] = []
-        self._version = -1
+        self._drawn: tuple[int, ...] = ()
+        self._looks: dict[TierKey, EntryLook] = {}
+        self._world = (-1, 0)
         self._planes: Planes = {}
-        self._last_used = np.zeros(0)
 
     def update(
         self,
         version: int,
         rows: list[tuple[TierKey, int, bool, int]],
-        num_cells: int,
-        owners: dict[TierKey, int],
+        num_free: int,
+        free_class: int,
+        look: Callable[[TierKey], EntryLook],
+        world: tuple[int, int],
     ) -> tuple[int, Planes]:
-        """(number of cells, planes); `rows` as `Hierarchy.entries` gives them."""
-        if version != self._version or not self._planes:
-            self._version = version
+        """(number of cells, planes); `rows` as `Hierarchy.entries` gives them.
+
+        `num_free`: entries of `free_class`, the present one, for which there is room. `look` is
+        asked once an entry while `world` stays the same.
+        """
+        drawn = (version, num_free, free_class, *world)
+        if drawn != self._drawn:
+            if world != self._world:
+                self._looks.clear()
+                self._world = world
+            self._drawn = drawn
             self._place(rows)
-            self._draw(rows, max(num_cells, len(self.keys)), owners)
+            for key, *_ in rows:
+                if key not in self._looks:
+                    self._looks[key] = look(key)
+            self._draw(rows, max(len(rows) + num_free, len(self.keys)), free_class)
         return len(self._planes["state"]), self._planes
 
     def _place(self, rows: list[tuple[TierKey, int, bool, int]]) -> None:
         present = {row[0] for row in rows}
         for key in [key for key in self._cell_of if key not in present]:
             cell = self._cell_of.pop(key)
+            self._looks.pop(key, None)
             self.keys[cell] = None
             heapq.heappush(self._free, cell)
         for key, *_ in rows:
@@ -122,9 +150,13 @@ class TierCells:
                 self._cell_of[key] = cell
 
     def _draw(
-        self, rows: list[tuple[TierKey, int, bool, int]], count: int, owners: dict[TierKey, int]
+        self,
+        rows: list[tuple[TierKey, int, bool, int]],
+        count: int,
+        free_class: int,
     ) -> None:
         count = min(count, MOST_CELLS)
+        classes = np.full(count, free_class)
         planes: Planes = {
             name: np.zeros(count, np.uint8) for name in ("state", "owner", "refs", "mass", "age")
         }
@@ -136,6 +168,10 @@ class TierCells:
             private = isinstance(key, PrivateKey)
             state = STATE_OWNED if private else STATE_CACHED | FLAG_HASHED
             planes["state"][cell] = state | (FLAG_PINNED | FLAG_MOVING if pinned else 0)
-            planes["owner"][cell] = owners.get(key, NO_OWNER)
+            seen = self._looks[key]
+            planes["owner"][cell], classes[cell] = seen.owner, seen.page_class
             planes["age"][cell] = 255 - 255 * rank // len(rows)  # by rank: next to go is oldest
         self._planes = planes
+        starts = np.flatnonzero(np.diff(classes, prepend=classes[:1] - 1))
+        lengths = np.diff(starts, append=count)
+        self.classes = np.stack([classes[starts], lengths], axis=1).tolist()

@@ -4,15 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from kvkernels.layout import PageSpec
 
 from workbench.cache.contiguous import free_positions
-from workbench.cache.keys import TierKey
 from workbench.config import EngineConfig, all_settings, get_setting
 from workbench.engine.metrics import Metrics, share
 from workbench.engine.views import request_views
-from workbench.engine.views.cells import HbmCells, Planes, TierCells, hbm_cells
+from workbench.engine.views.cells import HbmCells, Planes, hbm_cells
 from workbench.engine.views.hardware import Hardware
 from workbench.engine.views.ledger import ledger
+from workbench.engine.views.tier_grids import TierGrids
 from workbench.engine.views.token_blocks import token_blocks
 from workbench.snapshot import (
     LedgerLine,
@@ -38,8 +39,7 @@ class FrameBuilder:
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
-        self.tier_cells = {"G2": TierCells(), "G3": TierCells()}
-        self.tier_owners: dict[TierKey, int] = {}
+        self.tiers = TierGrids(engine)
         self._totals: dict[str, list[tuple[float, int]]] = {}
         self._hardware = Hardware(engine.clock)
         self._ledger: tuple[list[LedgerLine], int] = ([], 0)
@@ -84,7 +84,7 @@ class FrameBuilder:
         cells = [hbm.planes]
         tiers = [self._hbm_tier(hbm)]
         for stats in engine.hierarchy.stats().tiers:
-            grid, planes = self._tier_grid(stats)
+            grid, planes = self.tiers.grid(stats)
             grids.append(grid)
             cells.append(planes)
             tiers.append(self._tier_view(stats))
@@ -108,7 +108,7 @@ class FrameBuilder:
             owner_labels={
                 str(request.owner): request.request_id for request in engine.requests.values()
             },
-            classes=_classes(engine),
+            classes=_classes(self.tiers.specs),
             grid=grids,
             tiers=tiers,
             requests=views,
@@ -133,28 +133,6 @@ class FrameBuilder:
             self._shown_config = config
             self._shown_settings = {path: get_setting(config, path) for path in all_settings()}
         return self._shown_settings
-
-    def _tier_grid(self, stats: TierStats) -> tuple[TierGrid, Planes]:
-        engine = self._engine
-        if not stats.on:
-            empty = {
-                name: np.zeros(0, np.uint8) for name in ("state", "owner", "refs", "mass", "age")
-            }
-            return TierGrid(name=stats.name, num_cells=0, slab_bytes=0, slabs=[]), empty
-        row_bytes = sum(spec.page_bytes for spec in engine.stack.specs.full)
-        count, planes = self.tier_cells[stats.name].update(
-            engine.hierarchy.version(stats.name),
-            engine.hierarchy.entries(stats.name),
-            stats.capacity_bytes // row_bytes,
-            self.tier_owners,
-        )
-        grid = TierGrid(
-            name=stats.name,
-            num_cells=count,
-            slab_bytes=stats.capacity_bytes,
-            slabs=[[self._shown_class(), count]],
-        )
-        return grid, planes
 
     def _rate(self, name: str, total: int) -> float:
         """Bytes per second over the last two seconds."""
@@ -221,6 +199,8 @@ class FrameBuilder:
             faults=sum(stats.faults.values()),
             provenance=stats.provenance,
             note=f"{stats.throttle_mb_s:g} MB/s" if stats.throttle_mb_s else "",
+            failed=stats.failed,
+            num_failed=stats.num_failed,
         )
 
     def _numbers(self, metrics: Metrics) -> dict[str, Number]:
@@ -260,7 +240,7 @@ class FrameBuilder:
         return share(len(free) - longest, len(free), "nothing is free")
 
 
-def _classes(engine: "Engine") -> list[PageClassView]:
+def _classes(specs: list[PageSpec]) -> list[PageClassView]:
     """Page classes in the order of the slabs' class index."""
     return [
         PageClassView(
@@ -271,5 +251,5 @@ def _classes(engine: "Engine") -> list[PageClassView]:
             group=f"{spec.num_layers} layers x {spec.num_kv_heads} heads",
             bits_per_element=spec.bits_per_element,
         )
-        for spec in engine.stack.pool.classes
+        for spec in specs
     ]

@@ -2,9 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from workbench.cache.keys import PrivateKey
+import numpy as np
+
+from workbench.cache.keys import PrivateKey, TierKey
 from workbench.engine.views.cells import hbm_cells
 from workbench.engine.views.request_views import owners_of
+from workbench.engine.views.tier_notes import swap_record
 from workbench.errors import RequestError
 from workbench.snapshot import BlockView
 
@@ -16,7 +19,7 @@ def inspect(engine: "Engine", tier: str, cell: int) -> BlockView:
     """Everything about a cell; RequestError if there is no such cell."""
     if tier == "G1":
         return _inspect_hbm(engine, cell)
-    cells = engine.frames.tier_cells.get(tier)
+    cells = engine.frames.tiers.cells.get(tier)
     if cells is None:
         raise RequestError(f"there is no tier {tier!r}: choose G1, G2 or G3")
     key = cells.keys[cell] if 0 <= cell < len(cells.keys) else None
@@ -43,29 +46,59 @@ def inspect(engine: "Engine", tier: str, cell: int) -> BlockView:
     return _inspect_entry(engine, tier, cell, key)
 
 
-def _inspect_entry(engine: "Engine", tier: str, cell: int, key: "bytes | PrivateKey") -> BlockView:
+def _inspect_entry(engine: "Engine", tier: str, cell: int, key: TierKey) -> BlockView:
+    """An entry of a lower tier, with what was noted when it left G1."""
     rows = engine.hierarchy.entries(tier)
-    rank = next((at for at, row in enumerate(rows) if row[0] == key), None)
+    found = next((row for row in rows if row[0] == key), None)
+    evictable = [row[0] for row in rows if not row[2]]
+    note = engine.frames.tiers.notes.get(key)
     private = isinstance(key, PrivateKey)
+    page = -1 if note is None else note.page
+    positions = _entry_positions(engine, key, page)
+    first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (-1, -1)
+    pinned = found is not None and found[2]
     return BlockView(
         tier=tier,
         cell=cell,
         state="owned" if private else "cached",
         owners=[key.request_id] if isinstance(key, PrivateKey) else [],
-        page_index=key.index if isinstance(key, PrivateKey) else -1,
-        first_token=-1,
-        last_token=-1,
+        page_index=page,
+        first_token=first,
+        last_token=last,
         ref_cnt=0,
         key="" if isinstance(key, PrivateKey) else key.hex(),
-        parent_key="",
-        label=engine.stack.manager.keys.format_label,
-        num_bytes=rows[rank][1] if rank is not None else 0,
-        last_used_step=0,
-        mass=None,
-        evict_rank=0 if rank is None else rank + 1,
-        num_evictable=len(rows),
-        why="private" if private else "stored",
+        parent_key="" if note is None else note.parent_key.hex(),
+        label="" if note is None else note.label,
+        num_bytes=0 if found is None else found[1],
+        last_used_step=engine.hierarchy.last_step(tier, key) or 0,
+        mass=_private_mass(engine, key, positions),
+        evict_rank=evictable.index(key) + 1 if key in evictable else 0,
+        num_evictable=len(evictable),
+        why="pinned" if pinned else "private" if private else "stored",
     )
+
+
+def _entry_positions(engine: "Engine", key: TierKey, page: int) -> np.ndarray:
+    """Positions of an entry's tokens in its text, int [<= block_size]; none if not known."""
+    size = engine.stack.manager.block_size
+    if not isinstance(key, PrivateKey):
+        return np.arange(page * size, (page + 1) * size) if page >= 0 else np.zeros(0, int)
+    record = swap_record(engine, key)
+    if record is None:
+        return np.zeros(0, int)
+    stored = int(record.stored_len[key.group])
+    return record.pos[key.group, key.index * size : min(stored, (key.index + 1) * size)]
+
+
+def _private_mass(engine: "Engine", key: TierKey, positions: np.ndarray) -> float | None:
+    """Attention that a swapped page received a query, while it was in G1."""
+    if not isinstance(key, PrivateKey) or not len(positions):
+        return None
+    observer = engine.retainer.observers.get(key.request_id)
+    if observer is None or not observer.num_observed:
+        return None
+    rates = observer.rate(0, int(positions[-1]) + 1)
+    return float(rates[positions].sum())
 
 
 def _inspect_hbm(engine: "Engine", cell: int) -> BlockView:
@@ -91,6 +124,9 @@ def _inspect_hbm(engine: "Engine", cell: int) -> BlockView:
         pieces = engine.streams[request.request_id].pieces
         text = "".join(pieces[at] for at in positions if at < len(pieces))
     elif row is not None:
+        page_index = engine.frames.tiers.notes.page_of(row)
+        if page_index >= 0:
+            first, last = page_index * size, (page_index + 1) * size - 1
         text = engine.model.tokenizer.decode(list(row.token_ids))
     order = pool.eviction_order(cls) if cls >= 0 else []
     rank = order.index(block) + 1 if block in order else 0

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.cache.request_blocks import RequestBlocks
 from workbench.engine.views.cells import HbmCells
 from workbench.request import Request, RequestStatus
 from workbench.snapshot import RequestView, TextView
@@ -88,7 +89,20 @@ def _view(engine: "Engine", request: Request, text: TextView | None) -> RequestV
         miss=request.miss,
         error=request.error,
         text=text,
+        page_tokens=[] if blocks is None else page_tokens(blocks),
     )
+
+
+def page_tokens(blocks: RequestBlocks) -> list[list[int]]:
+    """First and last token of each page of group 0; empty while no token is missing."""
+    stored, size = int(blocks.stored_len[0]), blocks.block_size
+    positions = blocks.pos[0]
+    if not stored or positions[stored - 1] == stored - 1:
+        return []
+    first = np.arange(int(blocks.num_pages[0])) * size
+    last = np.maximum(first, np.minimum(first + size, stored) - 1)
+    found: list[list[int]] = np.stack([positions[first], positions[last]], axis=1).tolist()
+    return found
 
 
 def text_view(engine: "Engine", request: Request, limit: int) -> TextView:
