@@ -62,6 +62,15 @@ class BreakpointView(msgspec.Struct, frozen=True, kw_only=True):
     left_s: float | None
 
 
+def moved_breakpoints(points: Sequence[CacheBreakpoint], by: int) -> list[CacheBreakpoint]:
+    """The same places once `by` messages were put in front; those in tokens stay."""
+    replace = msgspec.structs.replace
+    return [
+        point if point.message is None else replace(point, message=point.message + by)
+        for point in points
+    ]
+
+
 def check_breakpoints(points: Sequence[CacheBreakpoint], num_messages: int | None) -> None:
     """Raise RequestError for breakpoints that no prompt could have.
 

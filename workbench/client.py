@@ -100,12 +100,13 @@ class EngineClient(EngineLink):
         """Start a preset as soon as the model is loaded, without waiting for it."""
         self._send(protocol.StartWorkload(make_workload(name, **options)))
 
-    def load_jsonl(self, lines: Iterable[str] | bytes) -> LoadedLines:
+    def load_jsonl(self, lines: Iterable[str] | bytes, salt: str = "") -> LoadedLines:
         """Submit one request a line; a bad line becomes a sentence in `problems`.
 
+        `salt` names the tenant whose lines they are: what one tenant cached no other ever hits.
         Raises RequestError when the file is too large or holds no usable line.
         """
-        specs, problems = read_prompts(lines)
+        specs, problems = read_prompts(lines, salt)
         ids = []
         for number, spec in specs:
             try:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from workbench.cache_control import BreakpointView, CacheUsage
 from workbench.events import Event
 from workbench.request import MissReason
 
@@ -150,6 +151,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     miss: MissReason | None = None
     error: str = ""
     text: TextView | None = None
+    usage: CacheUsage | None = None  # of requests that ask for prompt caching
+    breakpoints: list[BreakpointView] = []
     # First and last token of each page where evictions left gaps; else page i begins at token
     # i * block_size.
     page_tokens: list[list[int]] = []

@@ -9,6 +9,7 @@ import streamlit as st
 from app.panels.act import attempt, sentence, start_requests
 from app.panels.page import Page, current_page, held
 from app.text.sentences import escape
+from workbench.cache_control import LIFETIMES_S, CacheBreakpoint
 from workbench.engine.process.protocol import Workload
 from workbench.errors import WorkbenchError
 from workbench.lab.prompts_file import MAX_FILE_BYTES, read_prompts
@@ -44,6 +45,14 @@ def show_work(page: Page) -> None:
                 on_click=clear_requests,
                 disabled=page.locked,
             )
+        st.selectbox(
+            texts("work.keep"),
+            ["off", *LIFETIMES_S],
+            key="keep_prompt",
+            format_func=lambda ttl: texts(f"work.keep_{ttl}"),
+            help=texts("work.keep_help"),
+            disabled=page.locked,
+        )
         st.file_uploader(
             texts("work.upload"),
             type=["jsonl", "json", "txt"],
@@ -182,8 +191,10 @@ def chat_sent() -> None:
     said = str(held("chat_text") or "").strip()
     if not said:
         return
+    messages = [*_conversation(page), {"role": "user", "content": said}]
     spec = RequestSpec(
-        messages=[*_conversation(page), {"role": "user", "content": said}],
+        messages=messages,
+        cache_control=_kept(len(messages) - 1),
         sampling=SamplingParams(max_tokens=CHAT_TOKENS),
         label=page.texts("chat.label", n=page.state.num_asked + 1),
     )
@@ -198,6 +209,12 @@ def chat_sent() -> None:
     if not attempt(page, submit):
         problem = page.state.problem.rstrip(".")
         page.state.problem = sentence(page.texts("chat.refused", error=problem))
+
+
+def _kept(last: int) -> list[CacheBreakpoint]:
+    """Where prompt caching keeps a chat: up to its last message, if that was chosen."""
+    ttl = str(held("keep_prompt") or "off")
+    return [CacheBreakpoint(message=last, ttl=ttl)] if ttl in LIFETIMES_S else []
 
 
 def new_chat() -> None:

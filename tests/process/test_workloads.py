@@ -61,6 +61,20 @@ GOOD = {"prompt": "a", "max_tokens": 3, "temperature": 0.5, "seed": 4}
         ('{"prompt": "a", "max_tokens": 0}', "line 2: max_tokens = 0 is out of range: 1 or more"),
         ('{"prompt": "a", "foo": 1}', "line 2: has an unknown field 'foo': use prompt, messages"),
         ('{"prompt": "a", "request_id": "1"}', "line 2: has an unknown field 'request_id'"),
+        (
+            '{"prompt": "a", "salt": "x"}',
+            "line 2: has a salt: whoever owns the engine names the tenant, not the request",
+        ),
+        (
+            '{"prompt": "a", "cache_control": [{"at": 1, "ttl": "2h"}]}',
+            "line 2: cache_control ttl = '2h' is no lifetime: give 5m or 1h",
+        ),
+        (
+            '{"token_ids": [1], "cache_control": ['
+            + ", ".join(f'{{"at": {at}}}' for at in range(1, 6))
+            + "]}",
+            "line 2: cache_control has 5 breakpoints: at most 4 are allowed",
+        ),
         ('{"prompt": "' + "a" * 200_001 + '"}', "line 2: has 200015 characters; at most 200000"),
     ],
 )
@@ -70,6 +84,13 @@ def test_each_bad_line_is_named_and_the_others_are_used(line, sentence):
     assert [number for number, _ in specs] == [1, 4]
     assert specs[0][1].sampling.max_tokens == 3 and specs[0][1].sampling.seed == 4
     assert len(problems) == 1 and problems[0].startswith(sentence)
+
+
+def test_the_tenant_of_a_file_is_named_by_whoever_reads_it():
+    line = b'{"prompt": "a", "cache_control": [{"at": 1}, {"at": 2, "ttl": "5m"}]}'
+    ((_, spec),) = read_prompts(line, "tenant")[0]
+    assert spec.salt == "tenant" and [point.at for point in spec.cache_control] == [1, 2]
+    assert read_prompts(line)[0][0][1].salt == ""
 
 
 def test_a_file_that_is_too_large_or_no_text_is_refused():

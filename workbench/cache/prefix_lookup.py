@@ -4,6 +4,7 @@ from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.prefix_index import PrefixIndex
 from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.request_keys import RequestKeys
+from workbench.cache_control import BreakpointView
 from workbench.request import Request
 
 
@@ -77,3 +78,12 @@ class PrefixLookup:
             return hit
         row, common = found
         return PrefixHit(hit.rows, hit.lineage, known + common, row, common)
+
+    def breakpoint_views(self, request: Request) -> list[BreakpointView]:
+        """A request's breakpoints, and how long what they keep has left."""
+        views = []
+        for end, ttl in request.breakpoints:
+            chain = self.keys.chain(request)[: end // self.block_size]
+            left = self.lifetimes.left_s(chain[-1]) if chain else None
+            views.append(BreakpointView(at=end, ttl=ttl, left_s=left))
+        return views

@@ -21,15 +21,17 @@ def run(
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting.")
     ] = None,
     show_text: Annotated[bool, typer.Option("--text", help="Print the answers too.")] = False,
+    tenant: Annotated[str, typer.Option(help="Whose file it is: nobody else hits its cache.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Serve every request of a workload with a progress bar, then print the figures.
 
     A line of the file is an object with one of prompt, messages, token_ids, and optionally
-    max_tokens, temperature, top_k, top_p, seed, sample_index, ignore_eos, priority, salt, label.
+    max_tokens, temperature, top_k, top_p, seed, sample_index, ignore_eos, priority, label,
+    and cache_control: up to 4 breakpoints such as {"at": 512, "ttl": "1h"} (prompt caching).
     """
     config = config_from(changes or [])
-    found = find_workload(workload)
+    found = find_workload(workload, tenant)
 
     from workbench.lab.figures import print_report, report
     from workbench.lab.headless import serve
@@ -55,24 +57,24 @@ def config_from(changes: list[str]) -> "EngineConfig":
     return replace_settings(EngineConfig(), pairs)
 
 
-def find_workload(name: str) -> "Workload":
+def find_workload(name: str, tenant: str = "") -> "Workload":
     """A file of prompts, else a preset by its name; a WorkbenchError otherwise."""
     path = Path(name)
     if path.suffix or path.exists():
-        return read_file(path)
+        return read_file(path, tenant)
     from workbench.lab.workloads import make_workload
 
     preset = make_workload(name)
     return make_workload(name, forever=False) if preset.repeat else preset
 
 
-def read_file(path: Path) -> "Workload":
+def read_file(path: Path, tenant: str = "") -> "Workload":
     """Every line of the file as a request due at once; a single bad line refuses the file."""
     from workbench.engine.process.protocol import Arrival, Workload
     from workbench.lab.prompts_file import read_prompts
 
     try:
-        specs, problems = read_prompts(path.read_bytes())
+        specs, problems = read_prompts(path.read_bytes(), tenant)
     except OSError as error:
         raise RequestError(
             f"{path} cannot be read ({error.strerror}): name a JSONL file of prompts or a preset"

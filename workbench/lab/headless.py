@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from workbench.cache_control import CacheUsage
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine.process.host import EngineHost
@@ -35,6 +36,7 @@ class Answer:
     text: str = ""
     status: str = "waiting"
     error: str = ""
+    usage: CacheUsage | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -73,7 +75,7 @@ class _Recorder:
         answer.token_times_s += [self._clock.now_s()] * len(output.new_token_ids)
         answer.num_tokens = output.num_output_tokens
         answer.text += output.new_text
-        answer.status, answer.error = output.status, output.error
+        answer.status, answer.error, answer.usage = output.status, output.error, output.usage
 
 
 def serve(workload: Workload, config: EngineConfig, progress: Progress) -> Served:
@@ -134,12 +136,23 @@ def request_figures(
         Figure(name="num_refused", value=num_refused),
         Figure(name="num_failed", value=len(failed), note=failed[0].error if failed else ""),
         Figure(name="num_output_tokens", value=num_tokens),
+        *usage_figures([answer.usage for answer in answers if answer.usage]),
         Figure(name="wall_s", value=wall_s, unit="s"),
         Figure(name="cpu_s", value=cpu_s, unit="s"),
         Figure(name="output_tok_per_s", value=num_tokens / wall_s if wall_s else 0.0, unit="tok/s"),
         _median("ttft_p50_ms", ttft, "no request got a token"),
         _median("itl_p50_ms", gaps, "no request got two tokens"),
     ]
+
+
+def usage_figures(usages: list[CacheUsage]) -> list[Figure]:
+    """Prompt tokens that were read from the cache, written to be kept, or neither."""
+    counts = {
+        "input_tokens": sum(usage.input_tokens for usage in usages),
+        "cache_read_input_tokens": sum(usage.cache_read_input_tokens for usage in usages),
+        "cache_creation_input_tokens": sum(usage.cache_creation_input_tokens for usage in usages),
+    }
+    return [Figure(name=name, value=count, unit="tokens") for name, count in counts.items()]
 
 
 def engine_figures(snapshot: Snapshot) -> list[Figure]:

@@ -14,15 +14,17 @@ MAX_LINES = 1000
 MAX_LINE_CHARS = 200_000
 MAX_PROBLEMS = 50
 _SAMPLING = tuple(item.name for item in msgspec.structs.fields(SamplingParams))
-_REQUEST = ("prompt", "messages", "token_ids", "priority", "salt", "label")
+_REQUEST = ("prompt", "messages", "token_ids", "priority", "label", "cache_control")
 
 
-def read_prompts(source: Iterable[str] | bytes) -> tuple[list[tuple[int, RequestSpec]], list[str]]:
+def read_prompts(
+    source: Iterable[str] | bytes, salt: str = ""
+) -> tuple[list[tuple[int, RequestSpec]], list[str]]:
     """Requests with their line numbers, and one sentence for each line that is not one.
 
     A line is an object with `prompt` or `messages` (or `token_ids`), and maybe max_tokens,
-    temperature, top_k, top_p, seed, priority, salt, label. Raises RequestError for a file that is
-    too large or not text.
+    temperature, top_k, top_p, seed, priority, label, cache_control. `salt` names the tenant whose
+    file it is; a line cannot. Raises RequestError for a file that is too large or not text.
     """
     specs: list[tuple[int, RequestSpec]] = []
     problems: list[str] = []
@@ -33,7 +35,7 @@ def read_prompts(source: Iterable[str] | bytes) -> tuple[list[tuple[int, Request
             problems.append(f"line {number}: only the first {MAX_LINES} requests are used")
             break
         try:
-            specs.append((number, _request(line)))
+            specs.append((number, _request(line, salt)))
         except RequestError as error:
             problems.append(f"line {number}: {error}")
             if len(problems) >= MAX_PROBLEMS:
@@ -67,7 +69,7 @@ def _bounded(lines: Iterable[str]) -> Iterable[str]:
         yield line
 
 
-def _request(line: str) -> RequestSpec:
+def _request(line: str, salt: str) -> RequestSpec:
     if len(line) > MAX_LINE_CHARS:
         raise RequestError(f"has {len(line)} characters; at most {MAX_LINE_CHARS} are allowed")
     try:
@@ -76,13 +78,15 @@ def _request(line: str) -> RequestSpec:
         raise RequestError('is not JSON: write {"prompt": "..."}') from None
     if not isinstance(value, dict):
         raise RequestError(f'is {_kind(value)}, not an object: write {{"prompt": "..."}}')
+    if "salt" in value:
+        raise RequestError("has a salt: whoever owns the engine names the tenant, not the request")
     unknown = [name for name in value if name not in _SAMPLING and name not in _REQUEST]
     if unknown:
         allowed = ", ".join(_REQUEST + _SAMPLING)
         raise RequestError(f"has an unknown field {unknown[0]!r}: use {allowed}")
     sampling = {name: value.pop(name) for name in _SAMPLING if name in value}
     try:
-        return msgspec.convert({**value, "sampling": sampling}, RequestSpec)
+        return msgspec.convert({**value, "sampling": sampling, "salt": salt}, RequestSpec)
     except msgspec.ValidationError as error:
         # RequestError's own sentence where there is one, else the field and the type it needs.
         raise RequestError(str(error.__cause__ or error).replace("`", "")) from None

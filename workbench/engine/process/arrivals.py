@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from workbench.cache_control import moved_breakpoints
 from workbench.engine.process.protocol import Arrival, StartWorkload, Workload
 from workbench.errors import RequestError
 from workbench.request import RequestSpec
@@ -146,7 +147,11 @@ class ArrivalPlanner:
         if arrival.follows >= 0:
             earlier = running.conversations.pop(self._followed_index(running), [])
             if spec.messages is not None:
-                spec = msgspec.structs.replace(spec, messages=[*earlier, *spec.messages])
+                spec = msgspec.structs.replace(
+                    spec,
+                    messages=[*earlier, *spec.messages],
+                    cache_control=moved_breakpoints(spec.cache_control, len(earlier)),
+                )
         cycle = index // running.num_arrivals
         if cycle:
             sampling = msgspec.structs.replace(spec.sampling, seed=spec.sampling.seed + cycle)

@@ -89,6 +89,8 @@ def _view(engine: "Engine", request: Request, text: TextView | None) -> RequestV
         miss=request.miss,
         error=request.error,
         text=text,
+        usage=request.usage() if request.breakpoints else None,
+        breakpoints=manager.lookup.breakpoint_views(request),
         page_tokens=[] if blocks is None else page_tokens(blocks),
     )
 

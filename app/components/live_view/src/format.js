@@ -28,6 +28,12 @@ function group(text) {
 
 export function count(value) { return group(String(Math.round(value))); }
 
+// Minutes and seconds, as a clock shows them.
+export function clock(seconds) {
+  const whole = Math.ceil(seconds);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+}
+
 export function percent(share) {
   return share === null || share === undefined ? "n/a" : `${significant(100 * share)}\u00a0%`;
 }

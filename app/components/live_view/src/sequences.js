@@ -2,7 +2,7 @@
 
 import { tableOf } from "./decode.js";
 import { attrs, button, h, keyed, setAttr, setClass, setText, show } from "./dom.js";
-import { count } from "./format.js";
+import { clock, count } from "./format.js";
 import { css, luma, mix, ownerColour, ownerName } from "./theme.js";
 
 const MAX_ROWS = 40;
@@ -102,8 +102,20 @@ export class Sequences {
       parts.push(words(`miss.${request.miss.kind}`, { token: request.miss.token_index, step: request.miss.step,
         detail: request.miss.detail }));
     }
+    parts.push(...this.kept(request));
     if (request.num_preemptions) parts.push(words("seq.preempted", { times: request.num_preemptions }));
     return parts.join(" · ");
+  }
+
+  // Prompt caching: what the request read and wrote, and how long its longest prefix is kept.
+  kept(request) {
+    const { usage, breakpoints } = request, { words } = this;
+    if (!usage) return [];
+    const parts = [words("seq.usage", { read: count(usage.cache_read_input_tokens),
+      written: count(usage.cache_creation_input_tokens) })];
+    const living = breakpoints.filter((point) => point.left_s !== null).pop();
+    if (living) parts.push(words("seq.kept", { ttl: living.ttl, left: clock(living.left_s) }));
+    return parts;
   }
 
   drawBar(node, request, frame, theme) {
