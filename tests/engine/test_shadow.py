@@ -55,3 +55,28 @@ def test_shadow_changes_no_tokens_and_gives_its_memory_back() -> None:
     assert runner.outputs[request_id] == plain
     runner.engine.stop_shadow()
     assert runner.engine.shadow is None
+
+
+def test_the_first_differing_token_is_where_two_plain_runs_part() -> None:
+    """It is a place in the text, prompt included."""
+    coarse = {"cache.k_format": "int4", "cache.v_format": "int4"}
+    found = []
+    for seed in range(8):
+        prompt = tokens(50, seed)
+        plain, rough = Runner(build()).one(prompt, 24), Runner(build(coarse)).one(prompt, 24)
+        parted = [at for at, pair in enumerate(zip(plain, rough, strict=True)) if len({*pair}) > 1]
+        runner = Runner(build(coarse))
+        request_id = runner.add(prompt, 24)
+        runner.engine.start_shadow(request_id)
+        runner.drain()
+        assert runner.outputs[request_id] == rough
+        view = runner.engine.shadow.view()
+        assert view.first_differing_token == (50 + parted[0] if parted else -1)
+        if parted:
+            text = runner.engine.model.tokenizer.token_text
+            at = parted[0]
+            assert view.differing_text == f"{text(plain[at])} → {text(rough[at])}"
+        found.append(view.first_differing_token)
+        if max(found) > 50:
+            return
+    raise AssertionError(f"no prompt parted after its first token: {found}")
