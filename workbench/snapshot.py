@@ -95,8 +95,8 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
     medium: str  # "HBM", "HBM (CPU memory stands in)", "DRAM", "disk"
     enabled: bool
     capacity_bytes: int
-    used_bytes: int  # owned by running requests (G1) or stored (others)
-    cached_bytes: int  # evictable prefix blocks
+    used_bytes: int  # owned by requests: tables (G1), swapped or pinned entries (others)
+    cached_bytes: int  # evictable prefix blocks; used + cached + free = capacity
     free_bytes: int
     pinned_bytes: int
     in_bytes_per_s: float  # towards this tier

@@ -10,6 +10,7 @@ from app.components.live_view import live_view, read_commands
 from app.panels.act import attempt, redo, undo
 from app.panels.page import Page, current_page, tab_state
 from app.panels.present import ACTS, go_to
+from app.panels.quick import add_tier
 from app.panels.requests import abort_request, set_shadow
 from app.panels.terms import NOTEBOOK_URL
 from app.panels.work import start_preset
@@ -127,6 +128,8 @@ def run_command(page: Page, name: str, command: dict[str, Any]) -> None:
         set_shadow(page, None if request_id is None else str(request_id))
     elif name == "start_workload":
         start_preset(page, str(command.get("workload", FIRST_WORKLOAD)))
+    elif name == "add_tier":
+        add_tier(page, str(command.get("tier", "")))
     elif name == "restart":
         attempt(page, lambda: page.engine.restart())
     elif name == "present":

@@ -6,7 +6,7 @@ from app.panels.act import apply_changes
 from app.panels.page import Page, current_page
 from app.panels.work import start_preset
 
-QUICK_DRAM_MIB = 64.0
+QUICK_DRAM_MIB, QUICK_DISK_MIB = 64.0, 256.0
 
 
 def show_quick(page: Page) -> None:
@@ -59,4 +59,12 @@ def add_dram() -> None:
     if tiers.dram_mib:
         page.state.problem = page.texts("quick.dram_already", mib=f"{tiers.dram_mib:g}")
         return
-    apply_changes(page, {"tiers.dram_mib": QUICK_DRAM_MIB}, page.texts("quick.dram_look"))
+    add_tier(page, "G2")
+
+
+def add_tier(page: Page, tier: str) -> None:
+    """Switch a lower tier on: "G2" (DRAM) or "G3" (disk)."""
+    if tier == "G3":
+        apply_changes(page, {"tiers.disk_mib": QUICK_DISK_MIB}, page.texts("quick.disk_look"))
+    else:
+        apply_changes(page, {"tiers.dram_mib": QUICK_DRAM_MIB}, page.texts("quick.dram_look"))

@@ -98,6 +98,7 @@ class TierCells:
     def __init__(self) -> None:
         self.keys: list[TierKey | None] = []
         self.classes: list[list[int]] = []  # [page class, number of cells] in order
+        self.evictable_bytes = 0  # of entries that nothing pins and any request may read
         self._cell_of: dict[TierKey, int] = {}
         self._free: list[int] = []
         self._drawn: tuple[int, ...] = ()
@@ -161,7 +162,10 @@ class TierCells:
             name: np.zeros(count, np.uint8) for name in ("state", "owner", "refs", "mass", "age")
         }
         planes["owner"][:] = NO_OWNER
-        for rank, (key, _, pinned, _) in enumerate(rows):
+        self.evictable_bytes = 0
+        for rank, (key, num_bytes, pinned, _) in enumerate(rows):
+            if not pinned and not isinstance(key, PrivateKey):
+                self.evictable_bytes += num_bytes
             cell = self._cell_of[key]
             if cell >= count:
                 continue

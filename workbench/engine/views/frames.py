@@ -179,16 +179,16 @@ class FrameBuilder:
         )
 
     def _tier_view(self, stats: TierStats) -> TierView:
-        private = stats.pinned_bytes
+        cached = self.tiers.cells[stats.name].evictable_bytes if stats.on else 0
         return TierView(
             name=stats.name,
             medium="DRAM" if stats.name == "G2" else "disk",
             enabled=stats.on,
             capacity_bytes=stats.capacity_bytes,
-            used_bytes=stats.used_bytes,
-            cached_bytes=0,
+            used_bytes=stats.used_bytes - cached,
+            cached_bytes=cached,
             free_bytes=max(0, stats.capacity_bytes - stats.used_bytes),
-            pinned_bytes=private,
+            pinned_bytes=stats.pinned_bytes,
             in_bytes_per_s=self._rate(stats.name + ".in", stats.stored_bytes),
             out_bytes_per_s=self._rate(stats.name + ".out", stats.loaded_bytes),
             in_bytes_total=stats.stored_bytes,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 TEXT_TOKENS = 2000  # over all requests of a frame
-TEXT_TOKENS_EACH = 512
+TEXT_TOKENS_EACH, LEAST_TEXT_TOKENS = 512, 64
 NUM_FINISHED = 6
 
 
@@ -37,13 +37,15 @@ def tables(engine: "Engine", hbm: HbmCells) -> np.ndarray:
 
 
 def views(engine: "Engine") -> list[RequestView]:
-    """One view a shown request; texts of the first ones, as far as the frame's limit goes."""
+    """One view a shown request; those that run share the frame's limit of text."""
     left = TEXT_TOKENS
+    num_running = max(1, len(engine.scheduler.running))
+    each = min(TEXT_TOKENS_EACH, max(LEAST_TEXT_TOKENS, TEXT_TOKENS // num_running))
     found = []
     for request in shown(engine):
         text = None
         if left > 0 and not request.status.is_finished:
-            text = text_view(engine, request, min(left, TEXT_TOKENS_EACH))
+            text = text_view(engine, request, min(left, each))
             left -= len(text.pieces)
         found.append(_view(engine, request, text))
     return found

@@ -1,6 +1,6 @@
 // What each cell looks like: one u32 colour and one u32 of marks, by lens, filter and theme.
 
-import { CACHED, EVICTED, FREE, MOVING, OWNED, pagesOf, PINNED, SHARED, STATE_MASK } from "./decode.js";
+import { CACHED, EVICTED, FREE, MOVING, NO_OWNER, OWNED, pagesOf, PINNED, SHARED, STATE_MASK } from "./decode.js";
 import { formatPlane } from "./squares.js";
 import { mix, ownerColour, pack } from "./theme.js";
 
@@ -57,8 +57,9 @@ function lookupTable(theme, lens, tierName) {
 
 // Cells of the sequence a filter names, as a 0/1 mask, or null.
 function sequenceMask(frame, tier, filter) {
-  if (!filter || filter.kind !== "request" || tier.name !== "G1") return null;
+  if (!filter || filter.kind !== "request") return null;
   const request = frame.snap.requests.find((r) => r.request_id === filter.value);
+  if (tier.name !== "G1") return tier.owner.map((slot) => (request && slot === request.owner && slot !== NO_OWNER ? 1 : 0));
   const mask = new Uint8Array(tier.num_cells);
   if (request) for (const cell of cellsOf(frame, tier, request)) if (cell >= 0) mask[cell] = 1;
   return mask;

@@ -65,6 +65,9 @@ export function tokenBlockOf(frame, tierName, cell) {
   return { block, number: blocks.numbers[block], pages, group: part % blocks.numGroups, kept: pages.size, of: blocks.numGroups };
 }
 
+// [page class, number of cells] in order: a lower tier keeps entries of several classes side by side.
+export function classRuns(tier) { return tier.cell_classes?.length ? tier.cell_classes : tier.slabs; }
+
 // A tier without slabs is one slab that holds all its cells.
 function slabsOf(grid) {
   return grid.slabs.length ? grid.slabs : grid.num_cells ? [[0, grid.num_cells]] : [];
@@ -116,7 +119,7 @@ export function holdersOf(frame, cell) {
 export function classOf(frame, tierName, cell) {
   const tier = frame.tiers.get(tierName);
   let first = 0;
-  for (const [index, count] of tier ? tier.slabs : []) {
+  for (const [index, count] of tier ? classRuns(tier) : []) {
     if (cell < first + count) return frame.snap.classes[index] ?? null;
     first += count;
   }

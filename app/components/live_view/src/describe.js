@@ -1,6 +1,6 @@
 // Blocks and events in plain words.
 
-import { CACHED, classOf, holdersOf, OWNED, PINNED, STATE_MASK, tokenBlockOf } from "./decode.js";
+import { CACHED, classOf, holdersOf, NO_OWNER, OWNED, PINNED, STATE_MASK, tokenBlockOf } from "./decode.js";
 import { bytes, significant } from "./format.js";
 
 export function stateName(state) {
@@ -17,17 +17,32 @@ export function requestName(snap, id) {
 export function blockFacts(frame, tierName, cell) {
   const tier = frame.tiers.get(tierName);
   if (!tier || cell >= tier.num_cells) return null;
-  const holders = tierName === "G1" ? holdersOf(frame, cell) : [];
+  const holders = tierName === "G1" ? holdersOf(frame, cell) : ownerOf(frame, tier.owner[cell]);
   const pageClass = classOf(frame, tierName, cell);
-  const size = frame.snap.block_size;
   const page = holders.length ? holders[0].page : -1;
-  const last = holders.length ? Math.min((page + 1) * size, holders[0].request.num_tokens) - 1 : -1;
+  const [first, last] = page >= 0 ? tokensOf(frame, holders[0]) : [-1, -1];
   return {
     state: tier.state[cell], name: stateName(tier.state[cell]), refs: tier.refs[cell],
     mass: tier.mass[cell], age: tier.age[cell], owner: tier.owner[cell],
     pinned: (tier.state[cell] & PINNED) !== 0, holders, page, pageClass,
-    first: page * size, last,
+    first, last,
   };
+}
+
+// The request of an owner's slot, as holders are told; a tier tells no page.
+function ownerOf(frame, slot) {
+  const id = slot === NO_OWNER ? undefined : frame.snap.owner_labels[slot];
+  const request = frame.snap.requests.find((r) => r.request_id === id);
+  return request ? [{ request, page: -1 }] : [];
+}
+
+// First and last token of a holder's page; [-1, -1] where only Python knows which are left.
+function tokensOf({ snap, blocks }, { request, page }) {
+  const told = blocks ? undefined : request.page_tokens?.[page];
+  if (told) return told;
+  const packed = snap.settings["retention.level"] === "token" && snap.settings["retention.policy"] !== "none";
+  if (blocks && packed) return [-1, -1];
+  return [page * snap.block_size, Math.min((page + 1) * snap.block_size, request.num_tokens) - 1];
 }
 
 // One spoken line for a block, for the hover line and for screen readers; `several`: of all pages of
@@ -40,11 +55,17 @@ export function blockLine(frame, tierName, cell, words, several = 0) {
     : words("block.line", { tier: tierName, cell, state })];
   if (facts.holders.length) {
     const names = facts.holders.map((x) => x.request.label || x.request.request_id);
-    parts.push(words("block.line.tokens", { first: facts.first, last: facts.last }));
+    if (facts.first >= 0) parts.push(words("block.line.tokens", { first: facts.first, last: facts.last }));
     parts.push(words.plural("block.line.requests", names.length, { names: names.slice(0, 4).join(", ") }));
   }
-  if (facts.pageClass) parts.push(`${facts.pageClass.label}, ${bytes(facts.pageClass.page_bytes)}`);
-  return parts.join(" · ");
+  if (facts.pageClass) parts.push(formatLine(tierName, facts));
+  return parts.filter(Boolean).join(" · ");
+}
+
+// Format and size of a cell; an entry of a lower tier is a row of all groups, whose size Python knows.
+function formatLine(tierName, { name, pageClass }) {
+  if (tierName === "G1") return `${pageClass.label}, ${bytes(pageClass.page_bytes)}`;
+  return name === "free" ? "" : pageClass.label;
 }
 
 // The sentence of an event: the most telling of `event.<kind>.<variant>[.one]` that has a text.
@@ -86,6 +107,9 @@ function readable(name, value, snap, words) {
   }
   return typeof value === "number" ? significant(value) : value === null ? "" : String(value);
 }
+
+// What went wrong in a tier, in words.
+export function faultName(reason, words) { return words.has(`reason.${reason}`) ? words(`reason.${reason}`) : reason; }
 
 // "DRAM" for G2, "disk" for G3, "HBM" for G1 whatever stands in for it.
 function mediumName(snap, name) {

@@ -8,6 +8,13 @@ export function bytes(value) {
   return `${significant(size)}\u00a0${STEPS[step]}`;
 }
 
+// A size as a number in the unit that `whole` is told in: of 64 MiB, "45.4".
+export function bytesIn(value, whole) {
+  let step = 0;
+  for (let size = whole; Math.abs(size) >= 1024 && step < STEPS.length - 1; size /= 1024) step++;
+  return significant(value / 1024 ** step);
+}
+
 export function rate(bytesPerS) {
   return bytesPerS > 0 ? `${bytes(bytesPerS)}/s` : "0\u00a0B/s";
 }

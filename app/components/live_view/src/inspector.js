@@ -50,7 +50,7 @@ export class Inspector {
   blank() {
     show(this.text, false);
     for (const [name, { value }] of this.rows) if (name !== "owners") setText(value, "–");
-    this.setOwners({ holders: [] });
+    this.setOwners([]);
   }
 
   fill(frame, selected, facts, block) {
@@ -58,21 +58,22 @@ export class Inspector {
     const detail = (value) => (block ? value || none : wait);
     const set = (name, text) => setText(this.rows.get(name).value, text);
     const pinned = facts.pinned ? ` · ${words("legend.pinned")}` : "";
-    set("state", words(`state.${facts.name}`) + pinned + (block && words.has(`why.${block.why}`) ? ` · ${words(`why.${block.why}`)}` : ""));
-    this.setOwners(facts);
+    set("state", words(`state.${facts.name}`) + pinned);
+    this.setOwners(ownersOf(frame, facts, block));
     set("part", this.part(frame, selected) || none);
     set("position", this.position(frame, facts, block) || none);
     set("refs", facts.refs);
     set("hash", detail(block && short(block.key)));
     set("parent", detail(block && short(block.parent_key)));
     set("tier", mediumOf(frame, selected.tier));
-    set("format", facts.pageClass ? facts.pageClass.label : detail(block && block.label));
-    set("bytes", facts.pageClass ? bytes(facts.pageClass.page_bytes) : detail(block && bytes(block.num_bytes)));
-    set("mass", block && block.mass !== null ? percent(block.mass)
-      : words("block.mass.relative", { share: Math.round(facts.mass / 2.55) }));
-    set("last_used", block ? words("block.step", { step: significant(block.last_used_step),
-      ago: Math.max(0, frame.snap.step - block.last_used_step) }) : wait);
-    set("evict", block ? this.rank(block) : wait);
+    const live = selected.tier === "G1" ? facts.pageClass : null; // below, each entry has its own
+    set("format", live ? live.label : detail(block && block.label));
+    set("bytes", live ? bytes(live.page_bytes) : detail(block && block.num_bytes && bytes(block.num_bytes)));
+    set("mass", this.mass(facts, block));
+    const ago = block ? Math.max(0, frame.snap.step - block.last_used_step) : 0;
+    const known = block && block.state !== "free";
+    set("last_used", known ? words("block.step", { step: significant(block.last_used_step), ago }) : detail(""));
+    set("evict", block ? this.rank(block, ago) : wait);
     show(this.text, !!(block && block.text));
     if (block) setText(this.text, block.text);
   }
@@ -91,21 +92,44 @@ export class Inspector {
     if (frame.blocks && block && block.page_index >= 0) {
       return words("block.tokens", { page: block.page_index, first: block.first_token, last: block.last_token });
     }
-    return facts.page >= 0 ? words("block.tokens", { page: facts.page, first: facts.first, last: facts.last }) : "";
+    if (facts.first >= 0) return words("block.tokens", { page: facts.page, first: facts.first, last: facts.last });
+    if (!block) return facts.name === "free" ? "" : words("value.wait");
+    return block.first_token >= 0
+      ? words("block.tokens", { page: block.page_index, first: block.first_token, last: block.last_token }) : "";
   }
 
-  rank(block) {
-    return block.evict_rank ? this.words("block.rank", { rank: block.evict_rank, of: block.num_evictable })
-      : this.words("block.not_evictable");
+  // Attention belongs to a request's read of a block: what nobody reads has none.
+  mass(facts, block) {
+    if (block && block.mass !== null) return percent(block.mass);
+    if (block && facts.name !== "owned") return this.words("block.mass.none");
+    return this.words("block.mass.relative", { share: Math.round(facts.mass / 2.55) });
   }
 
-  setOwners(facts) {
+  // Place in the order of eviction, and why: what holds the block, and when it was read last.
+  rank(block, ago) {
+    const { words } = this;
+    const kind = words.has(`why.${block.why}`) ? words(`why.${block.why}`) : block.why;
+    const why = block.state === "free" ? kind : words(ago ? "why.read" : "why.read.now", { why: kind, ago });
+    return block.evict_rank ? words("block.rank", { rank: block.evict_rank, of: block.num_evictable, why })
+      : words("block.not_evictable", { why });
+  }
+
+  setOwners(owners) {
     const { context } = this;
-    show(this.nobody, !facts.holders.length);
-    keyed(this.owners, facts.holders, (x) => x.request.request_id,
+    show(this.nobody, !owners.length);
+    keyed(this.owners, owners, (x) => x.request.request_id,
       (x) => button("link", "", () => context.selectRequest(x.request.request_id)),
-      (node, x) => setText(node, `${x.request.label || x.request.request_id} [${x.page}]`));
+      (node, x) => setText(node, (x.request.label || x.request.request_id) + (x.page < 0 ? "" : ` [${x.page}]`)));
   }
+}
+
+// Who holds a block: as the frame tells, else as Python does, which knows the page of the first only.
+export function ownersOf(frame, facts, block) {
+  if (!block || (facts.holders.length && facts.page >= 0)) return facts.holders;
+  const told = block.owners.map((id, i) => ({
+    request: frame.snap.requests.find((r) => r.request_id === id) ?? { request_id: id }, page: i ? -1 : block.page_index,
+  }));
+  return told.length ? told : facts.holders;
 }
 
 function short(key) { return key ? (key.length > 16 ? `${key.slice(0, 12)}…` : key) : ""; }

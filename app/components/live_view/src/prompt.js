@@ -1,6 +1,6 @@
 // The text of one request, tinted by attention mass; evicted tokens faded and struck.
 
-import { attrs, h, setClass, setText, show } from "./dom.js";
+import { attrs, button, h, setClass, setText, show } from "./dom.js";
 import { percent } from "./format.js";
 import { TextLines } from "./lines.js";
 
@@ -11,7 +11,12 @@ export class PromptText {
     this.kept = tips.term(h("span", "text-kept"), "kept_mass");
     this.body = attrs(h("div", "text-body"), { tabindex: "0", role: "region", "aria-label": words("text.label") });
     this.empty = h("div", "text-empty");
-    this.node = h("div", "text", h("div", "text-head", this.title, this.kept), this.body, this.empty);
+    // Each running sequence has its text: these go through them, as choosing one elsewhere does.
+    this.back = attrs(button("small quiet", "\u2039", () => this.turn(-1)), { "aria-label": words("text.back") });
+    this.next = attrs(button("small quiet", "\u203a", () => this.turn(1)), { "aria-label": words("text.next") });
+    this.place = h("span", "text-place");
+    this.turner = h("span", "text-turn", this.back, this.place, this.next);
+    this.node = h("div", "text", h("div", "text-head", this.title, this.turner, this.kept), this.body, this.empty);
     this.lines = new TextLines(this.body, () => this.request && this.fill(this.request));
   }
 
@@ -23,9 +28,20 @@ export class PromptText {
       ?? withText[0] ?? null;
   }
 
+  // The next request that has a text, in the order of the list.
+  turn(by) {
+    const texts = (this.store.shown?.snap.requests ?? []).filter((r) => r.text);
+    if (!texts.length) return;
+    const at = texts.findIndex((r) => r.request_id === this.request?.request_id);
+    this.store.setView({ request: texts[(at + by + texts.length) % texts.length].request_id });
+  }
+
   update(frame) {
     const { words } = this;
     const request = this.choose(frame);
+    const texts = frame.snap.requests.filter((r) => r.text);
+    show(this.turner, texts.length > 1);
+    setText(this.place, words("text.place", { at: texts.indexOf(request) + 1, of: texts.length }));
     show(this.empty, !request);
     show(this.body, !!request);
     if (!request) {

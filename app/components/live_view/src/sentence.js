@@ -1,7 +1,7 @@
 // One sentence that says what just happened, in plain words.
 
 import { attrs, h, setAttr, setClass, setText } from "./dom.js";
-import { eventSentence, stateDetail } from "./describe.js";
+import { eventSentence, faultName, stateDetail } from "./describe.js";
 
 export class Sentence {
   constructor({ store, words }) {
@@ -23,8 +23,10 @@ export class Sentence {
 
   // What the engine's state needs said: a tier that failed, what relieves pressure, a pause.
   noteOf(snap) {
-    const failed = snap.tiers.find((t) => t.faults && !t.enabled && t.note);
-    if (failed) return this.words("note.tier_failed", { tier: failed.name, reason: failed.note });
+    const failed = snap.tiers.find((t) => t.failed);
+    if (failed) {
+      return this.words("note.tier_failed", { tier: failed.name, reason: faultName(failed.failed, this.words), times: failed.num_failed });
+    }
     if (snap.state === "paused") return this.words("note.paused");
     return ["thrashing", "saturated"].includes(snap.state) ? stateDetail(snap, this.words) : null;
   }

@@ -1,6 +1,6 @@
 // Pages of groups `layer` and `head` by token block: one square for all of them until it is opened.
 
-import { EVICTED, FREE, HASHED, membersOf, MOVING, OWNED, PINNED, SHARED, STATE_MASK } from "./decode.js";
+import { classRuns, EVICTED, FREE, HASHED, membersOf, MOVING, OWNED, PINNED, SHARED, STATE_MASK } from "./decode.js";
 
 const FLAGS = SHARED | PINNED | HASHED | EVICTED | MOVING;
 
@@ -95,7 +95,7 @@ export function formatPlane(tier) {
   if (tier.format) return tier.format;
   const plane = new Uint8Array(tier.num_cells);
   let first = 0;
-  for (const [index, count] of tier.slabs) {
+  for (const [index, count] of classRuns(tier)) {
     plane.fill(Math.max(0, index), first, first + count);
     first += count;
   }

@@ -25,7 +25,18 @@ export class Strip {
 
   build() {
     const { words, tips, send } = this.context;
-    this.pages = attrs(h("nav", "pages"), { "aria-label": words("strip.pages") });
+    this.pages = attrs(h("nav", "pages"), { "aria-label": words("strip.pages"), id: "kvw-pages" });
+    // Where there is no room for the links (390 px) they open from this button.
+    this.menu = attrs(button("small page-menu", "", () => this.openMenu()),
+      { "aria-expanded": "false", "aria-controls": "kvw-pages", "aria-haspopup": "true" });
+    const box = h("div", "page-box", this.menu, this.pages);
+    box.addEventListener("focusout", (event) => { if (!box.contains(event.relatedTarget)) this.openMenu(false); });
+    box.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !this.pages.classList.contains("open")) return;
+      event.stopPropagation();
+      this.openMenu(false);
+      this.menu.focus();
+    });
     this.light = h("i", "light");
     this.state = attrs(h("span", "engine-state", this.light, h("span", "")), { role: "status" });
     this.mode = h("span", "mode");
@@ -55,7 +66,7 @@ export class Strip {
     const edit = h("div", "edit", act("undo", SIGNS.undo), act("redo", SIGNS.redo), this.copy, this.lang, this.presentButton, this.keys);
     this.tabs = attrs(h("div", "tabs"), { role: "tablist", "aria-label": words("tabs.label") });
     for (const tab of TABS) this.tabs.append(this.tab(tab));
-    this.node = attrs(h("section", "strip", h("div", "strip-main", this.pages, this.state, this.mode, this.tiers,
+    this.node = attrs(h("section", "strip", h("div", "strip-main", box, this.state, this.mode, this.tiers,
       h("span", "grow"), transport, edit, this.viewers, this.take), this.tabs, this.help.node),
       { "aria-label": words("strip.label") });
     tips.term(this.mode, "stands_in");
@@ -69,6 +80,12 @@ export class Strip {
       this.context.store.setView({}); // the stage shows less beside the chat
     }), { role: "tab", "data-tab": name });
     return node;
+  }
+
+  openMenu(on = !this.pages.classList.contains("open")) {
+    setClass(this.pages, "open", on);
+    setAttr(this.menu, "aria-expanded", String(on));
+    if (on) (this.pages.querySelector("[aria-current]") ?? this.pages.firstChild)?.focus();
   }
 
   on() { this.draw(); }
@@ -89,7 +106,7 @@ export class Strip {
     setText(this.mode, [stands, snap.model_name, snap.weight_format].filter(Boolean).join(" · "));
     setAttr(this.mode, "title", words("strip.weights", { size: bytes(snap.weight_bytes), backend: snap.backend }));
     setText(this.tiers, snap.tiers.map((t) => t.enabled
-      ? words("strip.tier", { name: t.name, size: bytes(t.capacity_bytes) })
+      ? words("strip.tier", { name: t.name, size: bytes(t.capacity_bytes), source: words(`provenance.${t.provenance}`) })
       : words("strip.tier.off", { name: t.name })).join(" · "));
   }
 
@@ -136,12 +153,16 @@ export class Strip {
   }
 
   updatePages(pages) {
-    const { send } = this.context;
+    const { send, words } = this.context, active = pages.find((p) => p.active);
+    show(this.menu, pages.length > 1);
+    setText(this.menu, `${active ? active.title : words("strip.pages")} \u25be`);
+    setAttr(this.menu, "aria-label", words("strip.pages.menu", { page: active ? active.title : "" }));
     keyed(this.pages, pages, (p) => p.url, () => h("a", "page"), (node, page) => {
       // Within the dashboard a page changes without loading anew; elsewhere the link is a link.
       node.onclick = (event) => {
         if (!page.name || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
         event.preventDefault();
+        this.openMenu(false);
         if (!page.active) send("go_page", { page: page.name });
       };
       setText(node, page.title);

@@ -1,12 +1,25 @@
 // Occupancy bar of one tier: used, cached, pinned, free in bytes, and the traffic both ways.
 
-import { attrs, h, setAttr, setClass, setSpan, setText } from "./dom.js";
-import { bytes, rate } from "./format.js";
+import { faultName } from "./describe.js";
+import { attrs, button, h, setAttr, setClass, setSpan, setText, show } from "./dom.js";
+import { bytes, bytesIn, rate } from "./format.js";
+
+// Used, cached and free of a tier: each in the unit of its size, in bytes as people read them, in %.
+export function occupancy(view) {
+  const parts = { used: view.used_bytes, cached: view.cached_bytes, free: view.free_bytes };
+  const told = { capacity: bytes(view.capacity_bytes) };
+  for (const [name, value] of Object.entries(parts)) {
+    told[name] = bytesIn(value, view.capacity_bytes);
+    told[`${name}_bytes`] = bytes(value);
+    told[`${name}_percent`] = Math.round((100 * value) / Math.max(1, view.capacity_bytes));
+  }
+  return told;
+}
 
 export class TierBar {
   // `compact`: a shorter line of figures, for the tiers below the first.
-  constructor(name, { words, tips }, compact) {
-    this.words = words;
+  constructor(name, { words, tips, send, isDriver, store }, compact) {
+    Object.assign(this, { words, isDriver, canAdd: compact && !store.playback });
     this.compact = compact;
     this.title = tips.term(h("span", "tier-name", name), name);
     this.parts = ["pinned", "used", "cached"].map((part) => h("i", `bar-${part}`));
@@ -14,13 +27,18 @@ export class TierBar {
     this.figures = h("span", "tier-figures");
     this.flow = h("span", "tier-flow");
     this.tag = h("span", "tag");
-    this.node = h("div", "tier", this.title, this.bar, this.figures, this.flow, this.tag);
+    this.add = attrs(button("small quiet tier-add", words("tier.add"), () => send("add_tier", { tier: name })),
+      { "aria-label": words("tier.add.label", { tier: name }) });
+    show(this.add, false);
+    this.node = h("div", "tier", this.title, this.bar, this.figures, this.add, this.flow, this.tag);
   }
 
   update(view) {
     const { words } = this;
     const off = !view || !view.enabled;
     setClass(this.node, "off", off);
+    show(this.add, !!view && off && this.canAdd);
+    this.add.disabled = !this.isDriver();
     if (off) return this.showOff(view);
     const size = Math.max(1, view.capacity_bytes);
     const used = Math.max(0, view.used_bytes - view.pinned_bytes);
@@ -29,19 +47,18 @@ export class TierBar {
       setSpan(this.parts[i], before / size, (before + part) / size);
       before += part;
     });
-    const percent = (part) => Math.round((100 * part) / size);
-    const text = words(this.compact ? "tier.figures.short" : "tier.figures", {
-      used: percent(view.used_bytes), cached: percent(view.cached_bytes), capacity: bytes(view.capacity_bytes),
-    });
-    setText(this.figures, text);
-    setAttr(this.bar, "aria-label", `${view.name}: ${text}`);
+    const values = occupancy(view);
+    setText(this.figures, words(this.compact ? "tier.figures.short" : "tier.figures", values));
+    setAttr(this.bar, "aria-label", `${view.name}: ${words("tier.figures.spoken", values)}`);
+    setAttr(this.figures, "title", words("tier.figures.spoken", values));
     setText(this.flow, words("tier.flow", { in: rate(view.in_bytes_per_s), out: rate(view.out_bytes_per_s) }));
     setAttr(this.flow, "title", words("tier.flow.title", {
       in: bytes(view.in_bytes_total), out: bytes(view.out_bytes_total), hits: view.hits,
       misses: view.misses, faults: view.faults,
     }));
     const source = this.compact && view.provenance === "measured" ? "" : words(`provenance.${view.provenance}`);
-    setText(this.tag, view.faults ? words("tier.faults", { faults: view.faults }) : source);
+    setText(this.tag, view.failed ? words("tier.fails") : view.faults ? words("tier.faults", { faults: view.faults }) : source);
+    setAttr(this.tag, "title", view.failed ? faultName(view.failed, words) : null);
     setClass(this.tag, "warn", view.faults > 0);
     setAttr(this.title, "title", view.medium + (view.note ? ` · ${view.note}` : ""));
   }
