@@ -15,6 +15,7 @@ from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.pages import decode_pages, encode_pages
 
 from tests.kernels.cases import Case, build, errors
+from tests.kernels.planes_triton import planes_agree
 
 TWO = {"num_splits": 2}
 HUBS = ("bf16", "fp8_e4m3_head", "int4", "int2", "nvfp4")  # what every format is paired with
@@ -35,6 +36,7 @@ def short_cases() -> Iterator[Case]:
     yield Case("fp8_e4m3_head", "turbo4", ((33,), (20,)), (3,), heads=1, share=2, options=TWO)
     yield Case("fp8_e4m3", "bf16", ((20, 1), (15, 32)), (2, 1), heads=1, share=1, options=TWO)
     yield Case("int4", "fp32", ((40,),), (25,), heads=1, share=3, rope=True)
+    yield Case("kvquant3", "lowrank_int4", ((20, 1), (15, 32)), (2, 1), heads=2, share=1, rope=True)
     yield Case("bf16", "int8", ((19, 0, 9),), (3, 1, 2), heads=1, bf16=True, new_lens=(2, 0, 0),
                new_starts=(1, 0, 0))  # fmt: skip
 
@@ -47,8 +49,7 @@ def all_cases() -> Iterator[Case]:
         for length in (32, 33, 47):
             lens = ((length, 5), (16, length))
             yield Case(fmt, fmt, lens, (1, 4), 1, share, dim, log=True, options=TWO)
-        if not FORMATS[fmt].key.rotated:
-            yield Case(fmt, fmt, ((40, 31),), (20, 1), heads=1, share=share, dim=dim, rope=True)
+        yield Case(fmt, fmt, ((40, 31),), (20, 1), heads=1, share=share, dim=dim, rope=True)
         yield Case(fmt, fmt, ((40, 33),), (7, 1), heads=1, share=share, dim=dim, bf16=True)
 
 
@@ -96,7 +97,8 @@ def main(wide: bool) -> None:
     pairs = [(fmt, "int8") for fmt in FORMATS] + [("bf16", fmt) for fmt in FORMATS]
     if wide:
         pairs = [*itertools.product(FORMATS, HUBS), *itertools.product(HUBS, FORMATS)]
-    print(json.dumps({"attention": attention, "pages": pages_agree(pairs)}))
+    report = {"attention": attention, "pages": pages_agree(pairs), "planes": planes_agree()}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -22,12 +22,14 @@ from kvkernels.triton_backend import MOST_REGISTERS, MOVE_BLOCK, write_warps
 from kvkernels.triton_formats import page_of, plane_of
 from kvkernels.triton_pages import move_kernel, recode_kernel, write_kernel
 from kvkernels.triton_plan import SMALL_TILE
+from planes_triton import plane_kernels
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int8: "*i8", torch.uint8: "*u8"}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int8: "*i8", torch.uint8: "*u8",
+         torch.float16: "*fp16"}  # fmt: skip
 # one format of each way to lay and scale codes
-FAMILIES = ("bf16", "fp8_e4m3", "int4", "int2", "nvfp4", "turbo4", "kivi2")
+FAMILIES = ("bf16", "fp8_e4m3", "int4", "int2", "nvfp4", "turbo4", "kivi2", "kvquant3", "lowrank")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 POINTERS = {
     "lse": "*fp32", "meta": "*fp16", "pages": "*i64", "rows": "*i32", "tiles": "*i32",
@@ -35,7 +37,7 @@ POINTERS = {
     "v_scale": "*fp32", "mass": "*fp32", "parts": "*fp32", "lses": "*fp32", "picks": "*i32",
     "slots": "*i32", "saturated": "*i64", "src_at": "*i64", "dst_at": "*i64", "src_meta": "*fp16",
     "dst_meta": "*fp16", "src_pages": "*i64", "dst_pages": "*i64", "num_slots": "*i32",
-    "src_scale": "*fp32", "dst_scale": "*fp32", "table": "*fp32", "src_table": "*fp32",
+    "src_scale": "*fp32", "dst_scale": "*fp32", "table": "*fp32", "k_table": "*fp32", "v_table": "*fp32", "src_table": "*fp32",
     "dst_table": "*fp32",
 }  # fmt: skip
 
@@ -122,6 +124,8 @@ def every(wide: bool) -> Iterator[dict]:
 
     yield usage("move", move_kernel, {"BLOCK": MOVE_BLOCK}, {"src": "*i64", "dst": "*i64"})
     yield usage("combine", combine_kernel, {"D": 64, "BLOCK_S": 16}, {"out": "*bf16"}, num_warps=2)
+    for kernel in plane_kernels():
+        yield usage(*kernel)
     for fmt in FORMATS if wide else FAMILIES:
         if not FORMATS[fmt].key.grouped:
             yield write(spec(fmt))

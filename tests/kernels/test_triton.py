@@ -33,6 +33,7 @@ def check_numbers(report: dict) -> None:
         # the interpreter cuts bf16 off where a GPU rounds: one step instead of a half
         assert found["write"] <= (2.0 if "bf16" in name.split("kv_lens")[0] else 1.0), (name, found)
     assert all(report["pages"].values()), report["pages"]
+    assert all(report["planes"].values()), report["planes"]
 
 
 def check_registers(report: list) -> None:
@@ -51,16 +52,13 @@ def test_what_the_kernels_cannot_read_is_named() -> None:
         check(PageSpec(1, 1, 32, 16, "bf16", "int2"))
     with pytest.raises(ValueError, match="k_format = bf16 has no Triton kernel for head_dim 96"):
         check(PageSpec(1, 1, 96, 16, "bf16", "bf16"))
-    for fmt in ("int4_rotated", "turbo4", "turbo3"):
-        with pytest.raises(ValueError, match=f"k_format = {fmt} has no Triton kernel that rotates"):
-            check(PageSpec(1, 1, 64, 16, fmt, "bf16"), "at_read")
 
 
 @pytest.mark.timeout(900)
 def test_interpreted_kernels_equal_float64(repo_root: Path) -> None:
     args = ("-m", "tests.kernels.interpret_triton", "short")
     report = run_script(repo_root, *args, TRITON_INTERPRET="1")
-    assert isinstance(report, dict) and len(report["attention"]) == 25
+    assert isinstance(report, dict) and len(report["attention"]) == 31
     check_numbers(report)
 
 
@@ -68,7 +66,7 @@ def test_interpreted_kernels_equal_float64(repo_root: Path) -> None:
 def test_no_kernel_spills_on_sm_90(repo_root: Path, tmp_path: Path) -> None:
     cache = str(tmp_path)
     report = run_script(repo_root, "tests/kernels/sm90_usage.py", "short", TRITON_CACHE_DIR=cache)
-    assert isinstance(report, list) and len(report) == 36
+    assert isinstance(report, list) and len(report) == 50
     check_registers(report)
 
 
