@@ -10,7 +10,7 @@ Compile = tuple[str, object, dict, dict]
 
 
 def planes_agree() -> dict[str, bool]:
-    """Whether both backends give NumPy's bytes, around a program's block (under the interpreter)."""
+    """Whether both backends give NumPy's bytes, around a program's block."""
     rng = np.random.default_rng(0)
     verdict = {}
     for rows, size in ((2, 8), (1, 8 * 260)):
