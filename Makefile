@@ -12,6 +12,9 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 RESULTS ?= out/bench
 
+# Every `workbench bench NAME`; those that need environments of their own (tests/peers) come last.
+BENCHES := decode model prefix capacity ui quality codecs reuse peers quality-peers
+
 # The first Python on the path that is new enough; python3 otherwise, so that preflight can say why not.
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
@@ -52,7 +55,7 @@ lint: $(VENV)/.tests ## ruff, mypy and the import contracts
 
 bench: $(VENV)/.tests model ## measure every figure of docs/benchmarks.md into out/bench/
 	@mkdir -p $(RESULTS)
-	for name in decode prefix capacity peers ui; do
+	for name in $(BENCHES); do
 		echo "== workbench bench $$name"
 		$(BIN)/workbench bench "$$name" --json > "$(RESULTS)/$$name.json"
 		cat "$(RESULTS)/$$name.json"

@@ -2,11 +2,12 @@
 
 import pytest
 
-from workbench.lab import capacity_bench, decode_bench, prefix_bench
+from workbench.lab import capacity_bench, decode_bench, model_bench, prefix_bench
 from workbench.lab.bench_runs import bench_engine, bench_model, random_prompts, timed_run
 from workbench.lab.capacity_bench import CapacityPlan, admit
 from workbench.lab.decode_bench import DecodePlan
 from workbench.lab.figures import Figure, report, to_json
+from workbench.lab.model_bench import ModelPlan
 from workbench.lab.prefix_bench import PrefixPlan
 
 LAYERS = 2
@@ -41,6 +42,16 @@ def test_a_timed_run_counts_what_it_made() -> None:
     assert run.num_tokens == 24 and [len(tokens) for tokens in run.token_ids] == [8, 8, 8]
     assert run.decode_tokens == 21 and len(run.steps) == 7  # the first token came with the prompt
     assert 0 < run.decode_s < run.whole_s
+
+
+def test_model_figures() -> None:
+    plan = ModelPlan(num_tokens=40, num_starts=1, random_layers=LAYERS)
+    figures = by_name(model_bench.measure(lambda text: None, plan=plan))
+    names = ["kl_packed", "kl_int8", "kl_bf16", "second_start_s", "second_start_packed_s"]
+    assert list(figures) == names
+    assert figures["kl_packed"].value == 0  # the random model has one format
+    assert "40 tokens, as_stored weights" in figures["kl_packed"].note
+    assert 0 < figures["second_start_s"].value < 60  # type: ignore[operator]
 
 
 def test_prefix_figures() -> None:

@@ -22,7 +22,10 @@ def test_every_figure_on_a_small_grid(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert to_json(report(list(figures.values())))
     assert set(figures) == set(NAMES)
     assert all(figure.value is not None for figure in figures.values())
-    assert figures["ui_cells_differing"].value == 0
+    for name in ("ui_cells_differing", "ui_nodes_replaced", "ui_layout_shift"):
+        assert figures[name].value == 0, figures[name].note
+    assert figures["start_to_serving_s"].value > 0  # type: ignore[operator]
+    assert "first live frame" in figures["start_to_serving_s"].note
     assert figures["ui_frames_per_s"].value > 0  # type: ignore[operator]
     assert any("viewers" in text for text in told)
 

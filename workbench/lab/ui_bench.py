@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.clock import RealClock
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
 from workbench.errors import WorkbenchError
@@ -24,7 +25,7 @@ Progress = Callable[[str], None]
 NAMES = (
     "ui_frames_per_s", "ui_main_thread_busy", "ui_nodes_replaced", "knob_visible_ms",
     "ui_layout_shift", "ui_cells_differing", "snapshot_ms", "viewer_slowdown",
-    "viewer_slowdown_two",
+    "viewer_slowdown_two", "start_to_serving_s",
 )  # fmt: skip
 
 
@@ -79,11 +80,26 @@ def measure(progress: Progress, *, quick: bool = False, plan: UiPlan | None = No
     progress(f"snapshot: {figures[0].value:.2f} ms")
     with tempfile.TemporaryDirectory(prefix="kvw-ui-") as folder:
         with DashboardServer(Path(folder) / "server.log", plan.random_layers) as server:
+            figures.append(_start_figure(server, progress))
             figures += _browser_figures(server, plan, progress)
             figures += viewer_figures(
                 server, window_s=plan.window_s, num_cycles=plan.num_cycles, progress=progress
             )
     return figures
+
+
+def _start_figure(server: DashboardServer, progress: Progress) -> Figure:
+    """From `streamlit run app` to its first answer; the engine goes on loading beside it."""
+    clock = RealClock()
+    answered_s = clock.now_s()
+    with server.viewer("start") as viewer:
+        viewer.wait_frames(1)
+    frame_s = server.start_s + clock.now_s() - answered_s
+    progress(f"serving after {server.start_s:.1f} s, first live frame after {frame_s:.1f} s")
+    return Figure(
+        name="start_to_serving_s", value=server.start_s, unit="s",
+        note=f"from `streamlit run app` to its first answer; first live frame {frame_s:.1f} s",
+    )  # fmt: skip
 
 
 def missing_parts() -> str:

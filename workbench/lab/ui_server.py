@@ -15,11 +15,12 @@ import psutil
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from workbench.clock import RealClock
 from workbench.errors import WorkbenchError
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
-_POLL_S = 0.2
+_POLL_S = 0.05
 _KEPT = 60  # frames
 
 
@@ -37,6 +38,8 @@ class DashboardServer:
         environment = dict(os.environ)
         if random_layers:
             environment["KV_WORKBENCH_RANDOM_LAYERS"] = str(random_layers)
+        clock = RealClock()
+        started_s = clock.now_s()
         command = [
             sys.executable, "-m", "streamlit", "run", "app", "--server.port", str(self.port),
             "--server.headless", "true",
@@ -47,6 +50,7 @@ class DashboardServer:
             )
         self._log = log
         self._wait_until_it_answers()
+        self.start_s = clock.now_s() - started_s  # to the first answer
 
     def _wait_until_it_answers(self) -> None:
         rest = threading.Event()
