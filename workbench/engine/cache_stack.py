@@ -4,10 +4,11 @@ import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from kvkernels.api import Rope
 from kvkernels.layout import FORMATS, PageSpec
 
 from workbench.cache.block_pool import BlockPool
@@ -109,7 +110,22 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
         full.append(spec)
         waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
         unfilled.append(group.page_spec(dim, cache.block_size, plain, plain) if waits else spec)
-    return GroupSpecs(full, unfilled)
+    specs = GroupSpecs(full, unfilled)
+    refuse_unreadable(specs.distinct, kernel_rope(rope_mode(config)), str(model.decoder.device))
+    return specs
+
+
+def refuse_unreadable(specs: Iterable[PageSpec], rope: Rope, device: str) -> None:
+    """SettingError for a page class that a GPU's kernels cannot read; the CPU's read them all."""
+    if torch.device(device).type != "cuda":
+        return
+    from kvkernels.triton_formats import check_twins  # Triton is there only on Linux
+
+    for spec in specs:
+        try:
+            check_twins(spec, rope)
+        except ValueError as error:
+            raise SettingError(f"cache.{error} (or take another format)") from None
 
 
 def make_geometry(config: EngineConfig, model: LoadedModel) -> Geometry:
