@@ -22,7 +22,9 @@ QuickOption = Annotated[
 def build_app() -> typer.Typer:
     """The `bench` group."""
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
-    for command in (decode, prefix, capacity, peers, ui, quality, quality_peers, reuse, codecs):
+    for command in (
+        decode, model, prefix, capacity, peers, ui, quality, quality_peers, reuse, codecs,
+    ):  # fmt: skip
         app.command(command.__name__.replace("_", "-"))(command)
     return app
 
@@ -30,6 +32,11 @@ def build_app() -> typer.Typer:
 def decode(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Decode speed per weight and page format, beside the machine's memory bandwidth."""
     measure_and_print("workbench.lab.decode_bench", as_json=as_json, quick=quick)
+
+
+def model(as_json: JsonOption = False, quick: QuickOption = False) -> None:
+    """KL of each weight format to fp32, and the seconds a second start takes to load."""
+    measure_and_print("workbench.lab.model_bench", as_json=as_json, quick=quick)
 
 
 def prefix(as_json: JsonOption = False, quick: QuickOption = False) -> None:
@@ -77,8 +84,9 @@ def reuse(
         str, typer.Option(help="Cache sizes in blocks, with commas between.")
     ] = "1000,3000",
     max_references: Annotated[int, typer.Option(min=1)] = 60_000,
+    max_prompts: Annotated[int, typer.Option(min=1)] = 2000,
 ) -> None:
-    """Hit rate of each order of eviction on a trace, beside Belady's bound."""
+    """Hit rate of each order of eviction on a trace, and hit tokens of each prefix index."""
     sizes = [size for size in capacities.split(",") if size.strip()]
     if not sizes or not all(size.strip().isdigit() for size in sizes):
         raise RequestError(f"--capacities {capacities!r}: give whole numbers with commas between")
@@ -89,6 +97,7 @@ def reuse(
         trace=trace,
         capacities=tuple(int(size) for size in sizes),
         max_references=max_references,
+        max_prompts=max_prompts,
     )
 
 
