@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.cli import main
-from workbench.config import EVICTION_ORDERS
+from workbench.config import EVICTION_ORDERS, PREFIX_INDEXES
 from workbench.engine.builtin import builtin_registry
 from workbench.errors import RequestError
 from workbench.lab.reuse_bench import belady, dense, measure, replay, synthetic
+from workbench.lab.reuse_hits import serve, trace_prompts
 from workbench.lab.traces import read_references
 
 
@@ -85,9 +86,55 @@ def test_figures_name_order_and_capacity() -> None:
         f"hit_rate_{name.replace('-', '_')}_{size}"
         for name in (*EVICTION_ORDERS, "belady")
         for size in (1000, 3000)
+    } | {
+        f"hit_tokens_chat_{index}_{how}_{size}"
+        for index in PREFIX_INDEXES
+        for how in ("full", "partial")
+        for size in (16, 32)
     }
-    assert all(figure.provenance == "modelled" for figure in figures.values())
+    rates = [figure for name, figure in figures.items() if name.startswith("hit_rate")]
+    assert all(figure.provenance == "modelled" for figure in rates)
+    for size in (16, 32):
+        full, more = (
+            {figures[f"hit_tokens_chat_{index}_{how}_{size}"].value for index in PREFIX_INDEXES}
+            for how in ("full", "partial")
+        )
+        assert len(full) == len(more) == 1 and max(full) < max(more), "radix finds what hash does"
     assert len(np.unique(synthetic(500))) > 1
+
+
+@settings(deadline=None, max_examples=12, derandomize=True, database=None)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=30), max_size=14),
+       st.sampled_from([24, 64, 400]))  # fmt: skip
+def test_radix_hits_at_least_what_hash_hits(prompts: list[list[int]], room: int) -> None:
+    """With room for all they are equal; whole blocks of both, and the beginnings of others."""
+    counts = {
+        (index, partial): serve(prompts, index=index, partial=partial, block_size=4,
+                                cache_tokens=room)
+        for index in PREFIX_INDEXES for partial in (False, True)
+    }  # fmt: skip
+    assert len({hits.num_too_long for hits in counts.values()}) == 1
+    if room == 400:
+        assert counts["hash", False] == counts["radix", False]
+        assert counts["hash", True] == counts["radix", True]
+        assert counts["radix", True].num_hit_tokens >= counts["radix", False].num_hit_tokens
+
+
+def test_a_trace_is_served_by_its_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    line = '{{"timestamp": {}, "input_length": {}, "output_length": 1, "hash_ids": {}}}\n'
+    path.write_text(line.format(1, 1536, [1, 2, 3]) + line.format(2, 1024, [1, 2])
+                    + line.format(3, 1536, [1, 2, 4]))  # fmt: skip
+    prompts = trace_prompts(path, 10)
+    assert [len(prompt) for prompt in prompts] == [48, 32, 48]
+    hits = serve(prompts, index="radix", partial=False, block_size=16)
+    assert (hits.num_hit_tokens, hits.num_tokens) == (16 + 32, 128)
+    assert serve(prompts, index="radix", partial=True, block_size=32).num_hit_tokens == 31 + 32
+
+
+def test_a_prompt_that_does_not_fit_is_counted(tmp_path: Path) -> None:
+    hits = serve([[1] * 40, [1] * 8], index="hash", partial=False, block_size=4, cache_tokens=16)
+    assert hits.num_too_long == 1 and hits.num_tokens == 48
 
 
 def test_mooncake_references(tmp_path: Path) -> None:

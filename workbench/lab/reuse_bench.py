@@ -1,8 +1,9 @@
-"""`workbench bench reuse`: hit rate of each eviction order on a trace of block references.
+"""`workbench bench reuse`: hit rate of each eviction order, and hit tokens of each prefix index.
 
 The trace is a list of block ids; every miss is cached, and the order says what goes. Belady, which
 knows the future, is the bound. Without a trace file a seeded synthetic one is used: chats that
-come back, among documents that are read once.
+come back, among documents that are read once. Hit tokens are counted on the trace's prompts, if
+there is one, and on chats under one system prompt.
 """
 
 import heapq
@@ -16,7 +17,16 @@ from workbench.cache.eviction_order import EvictionOrder
 from workbench.engine.builtin import builtin_registry
 from workbench.errors import RequestError
 from workbench.lab.figures import Figure
+from workbench.lab.reuse_hits import (
+    CHAT_BLOCK_SIZES,
+    TRACE_BLOCK_SIZES,
+    chat_prompts,
+    figures_of,
+    trace_prompts,
+)
 from workbench.lab.traces import read_references
+from workbench.model.load import load_model
+from workbench.model.random_launch import byte_tokenizer
 
 CAPACITIES = (1000, 3000)
 QUICK = 4000  # references
@@ -28,9 +38,10 @@ def measure(
     trace: Path | None = None,
     capacities: tuple[int, ...] = CAPACITIES,
     max_references: int = 60_000,
+    max_prompts: int = 2000,
     quick: bool = False,
 ) -> list[Figure]:
-    """Hit rate of every registered order, and of Belady, at each capacity in blocks."""
+    """Hit rate of every registered order, and of Belady, at each capacity in blocks; hit tokens."""
     if any(capacity < 1 for capacity in capacities):
         raise RequestError(f"capacities {list(capacities)}: each must be at least 1 block")
     found = synthetic(40_000) if trace is None else read_references(trace)
@@ -52,7 +63,22 @@ def measure(
             )
             for name, rate in rates.items()
         ]
-    return figures
+    return figures + _hit_figures(trace, max_prompts, progress, quick)
+
+
+def _hit_figures(
+    trace: Path | None, max_prompts: int, progress: Callable[[str], None], quick: bool
+) -> list[Figure]:
+    """Hit tokens of hash and radix, with partial hits and without, on the trace and on chats."""
+    figures = []
+    if trace is not None:
+        prompts = trace_prompts(trace, max_prompts)
+        source = f"{trace.name}, lengths / 32"
+        figures += figures_of("trace", prompts, TRACE_BLOCK_SIZES, source, progress, quick=quick)
+    tokenizer = byte_tokenizer() if quick else load_model().tokenizer
+    source = "shared_chat, one token a byte" if quick else "shared_chat, default model's tokenizer"
+    chats = chat_prompts(tokenizer)
+    return figures + figures_of("chat", chats, CHAT_BLOCK_SIZES, source, progress, quick=quick)
 
 
 def dense(references: list[int]) -> np.ndarray:

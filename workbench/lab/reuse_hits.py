@@ -1,0 +1,136 @@
+"""Hit tokens of each prefix index, with and without partial hits, on prompts one after another.
+
+The engine's own pool, manager, index and copies serve every prompt of a list, without a model: each
+is admitted, counted as computed, and let go, so that what it leaves is what the next one may find.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.cache.block_pool import BlockPool
+from workbench.cache.geometry import build_geometry
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.page_store import PageStore
+from workbench.config import PREFIX_INDEXES
+from workbench.engine.builtin import builtin_registry
+from workbench.lab.figures import Figure
+from workbench.lab.traces import TraceScale, read_trace
+from workbench.lab.workloads import make_workload
+from workbench.model.tokenizer import Tokenizer
+from workbench.request import Request, RequestSpec
+
+TRACE_SCALE = 1 / 32  # a block of 512 tokens becomes 16
+TRACE_BLOCK_SIZES = (16, 64)  # aligned with the trace's blocks, and four of them
+CHAT_BLOCK_SIZES = (16, 32)
+MOST_PROMPT_TOKENS = 8192
+CACHE_TOKENS = 48_000  # 3,000 blocks of 16
+QUICK_PROMPTS = 40
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What prompts found: tokens of full blocks and of beginnings, of all their tokens."""
+
+    num_hit_tokens: int
+    num_partial_tokens: int
+    num_tokens: int
+    num_too_long: int  # prompts that the cache could not hold
+
+
+def serve(prompts: Sequence[list[int]], *, index: str, partial: bool, block_size: int,
+          cache_tokens: int = CACHE_TOKENS) -> Hits:  # fmt: skip
+    """Serve prompts one after another with an index and count what they found in the cache."""
+    manager = _manager(index, block_size, cache_tokens)
+    manager.lookup.partial_hits = partial
+    found = beginnings = total = too_long = 0
+    for number, prompt in enumerate(prompts):
+        total += len(prompt)
+        if not manager.fits_ever(len(prompt)):
+            too_long += 1
+            continue
+        request = Request(str(number), RequestSpec(token_ids=prompt), prompt, 0.0)
+        hit = manager.find_prefix(request)
+        if not manager.admit(request, hit, len(prompt) - hit.num_tokens):
+            raise RuntimeError(f"prompt {number} fits the empty cache and was not admitted")
+        found += hit.num_tokens
+        beginnings += hit.num_partial_tokens
+        manager.commit(request, len(prompt) - hit.num_tokens)
+        manager.publish(request, len(prompt))
+        manager.free(request)
+        manager.pool.step += 1
+    return Hits(found, beginnings, total, too_long)
+
+
+def _manager(index: str, block_size: int, cache_tokens: int) -> KVCacheManager:
+    """A cache of one small layer: what is found does not depend on how large a page is."""
+    geometry = build_geometry("model", num_layers=1, num_kv_heads=1, head_dim=16)
+    spec = geometry.groups[0].page_spec(16, block_size, "bf16", "bf16")
+    num_blocks = max(1, cache_tokens // block_size)
+    pool = BlockPool(
+        num_slabs=num_blocks, slab_bytes=spec.page_bytes, smallest_page_bytes=spec.page_bytes,
+        index=builtin_registry().create("index", index, _ignore, _ignore), before_evict=_ignore,
+    )  # fmt: skip
+    return KVCacheManager(
+        pool=pool, geometry=geometry, classes=[pool.class_of(spec)], block_size=block_size,
+        max_model_len=MOST_PROMPT_TOKENS + block_size, format_label="bf16",
+        root_key=lambda request: b"reuse", store=PageStore(num_blocks * spec.page_bytes, "cpu"),
+    )  # fmt: skip
+
+
+def _ignore(row: Any) -> None:
+    """Nobody listens."""
+
+
+def trace_prompts(path: Path, max_prompts: int) -> list[list[int]]:
+    """Prompts of a trace in order of arrival, a trace's block of 512 tokens as 16."""
+    scale = TraceScale(
+        length=TRACE_SCALE, max_requests=max_prompts, max_prompt_tokens=MOST_PROMPT_TOKENS
+    )
+    return [arrival.spec.token_ids or [] for arrival in read_trace(path, scale).arrivals]
+
+
+def chat_prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Prompts of the workload `shared_chat`: questions under one system prompt."""
+    plan = make_workload("shared_chat")
+    return [tokenizer.chat(arrival.spec.messages or []) for arrival in plan.arrivals]
+
+
+def figures_of(
+    name: str,
+    prompts: Sequence[list[int]],
+    block_sizes: Sequence[int],
+    source: str,
+    progress: Callable[[str], None],
+    *,
+    quick: bool,
+) -> list[Figure]:
+    """Hit tokens of every index, whole blocks alone and with the beginnings of others."""
+    prompts = prompts[:QUICK_PROMPTS] if quick else prompts
+    figures = []
+    for block_size in block_sizes:
+        for index in PREFIX_INDEXES:
+            for partial in (False, True):
+                hits = serve(prompts, index=index, partial=partial, block_size=block_size)
+                figure = _figure(name, hits, index, partial, block_size, source, len(prompts))
+                figures.append(figure)
+                progress(f"{figure.name}: {hits.num_hit_tokens:,} of {hits.num_tokens:,} tokens")
+    return figures
+
+
+def _figure(name: str, hits: Hits, index: str, partial: bool, block_size: int, source: str,
+            num_prompts: int) -> Figure:  # fmt: skip
+    told = f"{source}: {num_prompts:,} prompts, {hits.num_tokens:,} tokens, blocks of {block_size}"
+    told += f", {CACHE_TOKENS:,} tokens of cache"
+    if partial:
+        told += f"; {hits.num_partial_tokens:,} in beginnings of blocks"
+    if hits.num_too_long:
+        told += f"; {hits.num_too_long} prompts too long, not served"
+    how = "partial" if partial else "full"
+    return Figure(
+        name=f"hit_tokens_{name}_{index}_{how}_{block_size}",
+        value=hits.num_hit_tokens,
+        unit="tokens",
+        note=told,
+    )
