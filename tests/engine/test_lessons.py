@@ -1,4 +1,4 @@
-"""What the cache saves, in numbers worked out by hand: no cache, contiguous rooms, swapped pages."""
+"""What the cache saves, worked out by hand: no cache, contiguous rooms, swapped pages."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_internal_waste_of_pages_is_less_than_a_page_and_of_rooms_the_rest_of_th
 
 
 def test_external_waste_is_what_is_free_but_not_in_one_piece() -> None:
-    """Rooms of 10 pages at 0, 10 and 20 of 32; the middle one ends: 10 + 2 are free, 10 in a row."""
+    """Rooms of 10 pages at 0, 10 and 20 of 32; the middle one ends: 12 are free, 10 in a row."""
     runner = Runner(build({"cache.allocation": "contiguous", "cache.hbm_budget_mib": pages(32)}))
     ids = [runner.add(tokens(8, seed), 32) for seed in range(3)]
     runner.step(2)
