@@ -9,12 +9,15 @@ from torch import Tensor
 
 from kvkernels.api import AttentionResult, FormatState, Mass
 from kvkernels.common import rotate
+from kvkernels.formats.low_rank import LowRank
 from kvkernels.layout import PageSpec
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
 from kvkernels.triton_formats import page_of, plane_of, table_of
 from kvkernels.triton_plan import SMALL_TILE, Plan, Tiles, cut_tiles
 from kvkernels.turn import turn_output, turn_query, turns
 
+# families that hold a scale or a level for each number, or fold two scales
+HEAVY = ("channels", "nvfp4", "lloyd", "nuq_k", "nuq_v", "low_rank")
 LOG2_E = 1.4426950408889634
 
 
@@ -41,8 +44,7 @@ def launch_shape(dot: tl.dtype, spec: PageSpec) -> LaunchShape:
     tokens are read one group at a time, so that its scales fold into the queries.
     """
     key, value = plane_of(spec, "k"), plane_of(spec, "v")
-    # families that hold a scale or a level for each number, or fold two scales
-    heavy = any(x.family in ("channels", "nvfp4", "lloyd") for x in (key, value))
+    heavy = any(x.family in HEAVY for x in (key, value))
     if dot == tl.float32:
         if spec.head_dim > 64:
             shape = LaunchShape(16, 16, 4)
@@ -61,6 +63,7 @@ def most_registers(tile: int, dot: tl.dtype, spec: PageSpec, rope: bool) -> int:
     Said aloud, because ptxas otherwise spills a few to reach a round number of resident blocks.
     """
     narrow = dot != tl.float32 and spec.head_dim <= 64 and not rope
+    narrow = narrow and not any(isinstance(fmt, LowRank) for fmt in (spec.k, spec.v))
     return 128 if tile == SMALL_TILE and narrow else 255
 
 
@@ -129,7 +132,7 @@ class _Launch:
         cos, sin = plan.rope_table or (self.meta, self.meta)
         log_count = plan.rows if plan.log_count is None else plan.log_count
         self.extra = (log_count, plan.rows if plan.pos is None else plan.pos, cos, sin)
-        self.table = table_of(spec, q.device)
+        self.tables = [table_of(spec, plane, state, plan.num_head_groups) for plane in ("k", "v")]
         self.constants: dict[str, object] = {
             "K": plane_of(spec, "k"),
             "PAGE": page_of(spec),
@@ -156,7 +159,7 @@ class _Launch:
             self.k_arena,
             self.v_arena,
             self.meta,
-            self.table,
+            *self.tables,
             plan.pages,
             plan.rows,
             tiles,
@@ -218,7 +221,7 @@ class _Launch:
             total,
             self.k_arena,
             self.meta,
-            self.table,
+            self.tables[0],
             plan.pages,
             plan.rows,
             *self.extra,

@@ -16,8 +16,8 @@ from kvkernels.triton_ops import add_values, load_queries, mean_values, score_ti
 
 @triton.jit(do_not_specialize=["layer"])
 def attention_kernel(
-    q, out, lse, k_arena, v_arena, meta, table, pages, rows, tiles, log_count, pos, cos, sin,
-    k_scale, v_scale, layer, scale, width, num_groups, split_slots, split_stride,
+    q, out, lse, k_arena, v_arena, meta, k_table, v_table, pages, rows, tiles, log_count, pos, cos,
+    sin, k_scale, v_scale, layer, scale, width, num_groups, split_slots, split_stride,
     K: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, DOT: tl.constexpr, HAS_LOG: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,10 @@ def attention_kernel(
     )
     layer_start = layer.to(tl.int64) * PAGE.layer_bytes
     k_shared = tl.load(k_scale + layer)
-    key, value, rope = (k_arena, meta, table), (v_arena, meta, table), (pos, cos, sin)
+    index = (layer * num_groups + tl.load(rows + row * 6 + 5)) * PAGE.heads + head  # of all heads
+    key = (k_arena, meta, k_table + index * K.table)
+    value = (v_arena, meta, v_table + index * V.table)
+    rope = (pos, cos, sin)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     low0, low1 = total, total
@@ -91,7 +94,7 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize=["layer"])
 def mass_kernel(
-    q, lse, mass, k_arena, meta, table, pages, rows, log_count, pos, cos, sin, k_scale, layer,
+    q, lse, mass, k_arena, meta, k_table, pages, rows, log_count, pos, cos, sin, k_scale, layer,
     scale, width, num_groups,
     K: tl.constexpr, PAGE: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, DOT: tl.constexpr, HAS_LOG: tl.constexpr, ROPE: tl.constexpr,
@@ -107,7 +110,8 @@ def mass_kernel(
     live = t < tl.load(rows + row * 6 + 2)
     layer_start = layer.to(tl.int64) * PAGE.layer_bytes
     k_shared = tl.load(k_scale + layer)
-    key, rope = (k_arena, meta, table), (pos, cos, sin)
+    index = (layer * num_groups + tl.load(rows + row * 6 + 5)) * PAGE.heads + head
+    key, rope = (k_arena, meta, k_table + index * K.table), (pos, cos, sin)
     sums = tl.zeros([BLOCK_N], tl.float32)
     for start in range(0, tl.load(rows + row * 6 + 1) * G, BLOCK_M):
         q0, q1, at, real, visible = load_queries(

@@ -11,6 +11,8 @@ from kvkernels.formats import PageFormat
 from kvkernels.formats.fp8 import Fp8
 from kvkernels.formats.integer import ChannelGroups, Symmetric, Uniform
 from kvkernels.formats.kivi import TokenGroups
+from kvkernels.formats.kvquant import NuqChannels, NuqTokens
+from kvkernels.formats.low_rank import LowRank
 from kvkernels.formats.nvfp4 import Nvfp4
 from kvkernels.formats.turbo import LloydMax, codebook
 from kvkernels.layout import PageSpec
@@ -32,12 +34,13 @@ class Plane(NamedTuple):
     """One plane of a page class.
 
     family: how codes are laid and scaled: float, e4m3, e5m2, int8, uint, channels, tokens, lloyd,
-        nvfp4. packed: codes share bytes (two or more a byte).
+        nvfp4, nuq_k, nuq_v, low_rank. packed: codes share bytes (two or more a byte).
     fold: numbers per token that fold around a product: 0, 1 (scale), 2 (and minimum) or 4 (both
         for each half of the vector). group: channels or tokens that share metadata.
     item: bytes of an element of the data pointer. row: elements of a vector; align: elements that
     divide every row's place. start, meta: byte offsets in a layer; kinds: M. shared: 0, 1 (a scale
-    a layer), 2 (a scale a layer and head). factor: value of one unit of a code.
+    a layer), 2 (a scale a layer and head). factor: value of one unit of a code. table: numbers of a
+    layer and head outside the pages. rank: coordinates of a vector, of low rank.
     """
 
     family: str
@@ -54,6 +57,8 @@ class Plane(NamedTuple):
     shared: int
     factor: float
     rotated: bool
+    table: int
+    rank: int
 
 
 def page_of(spec: PageSpec) -> Page:
@@ -83,9 +88,11 @@ def plane_of(spec: PageSpec, plane: str) -> Plane:
         start=0 if key else spec.v_offset,
         meta=spec.k_meta_offset if key else spec.v_meta_offset,
         kinds=spec.k_num_meta if key else spec.v_num_meta,
-        shared={None: 0, "tensor": 1, "head": 2}[fmt.shared],
+        shared={"tensor": 1, "head": 2}.get(fmt.shared or "", 0),
         factor=fmt.code_factor,
         rotated=fmt.rotated,
+        table=fmt.table_size(spec.head_dim),
+        rank=fmt.rank_of(spec.head_dim) if isinstance(fmt, LowRank) else 0,
     )
 
 
@@ -97,6 +104,7 @@ def _family(fmt: PageFormat, spec: PageSpec) -> str:
     families: tuple[tuple[type, str], ...] = (
         (Symmetric, "int8"), (Uniform, "uint"), (ChannelGroups, "channels"),
         (TokenGroups, "tokens"), (LloydMax, "lloyd"), (Nvfp4, "nvfp4"),
+        (NuqChannels, "nuq_k"), (NuqTokens, "nuq_v"), (LowRank, "low_rank"),
     )  # fmt: skip
     return next((name for kind, name in families if isinstance(fmt, kind)), "float")
 
@@ -117,10 +125,21 @@ def shared_scale(spec: PageSpec, state: FormatState, plane: str) -> tuple[Tensor
     return (state.k_scale if plane == "k" else state.v_scale), 1
 
 
-def table_of(spec: PageSpec, device: torch.device) -> Tensor:
-    """The K plane's codebook (fp32 [2**bits]); any tensor where it has none."""
-    bits = spec.k.bits if isinstance(spec.k, LloydMax) else 3
-    return codebook(bits, device)
+def table_of(spec: PageSpec, plane: str, state: FormatState, num_head_groups: int = 1) -> Tensor:
+    """A plane's codebook (fp32 [2**bits]) or calibration table; any tensor where it has none.
+
+    Raises ValueError where the table is of other heads than the groups have.
+    """
+    fmt = spec.k if plane == "k" else spec.v
+    if fmt.shared == "table":
+        table = state.k_table if plane == "k" else state.v_table
+        heads = num_head_groups * spec.num_kv_heads
+        if table.shape[1] != heads:
+            raise ValueError(
+                f"{plane}_table has {table.shape[1]} heads, but this step covers {heads}"
+            )
+        return table.contiguous()
+    return codebook(fmt.bits if isinstance(fmt, LloydMax) else 3, state.k_scale.device)
 
 
 def check_twins(spec: PageSpec, rope: Rope = "stored") -> None:
@@ -140,8 +159,3 @@ def check_twins(spec: PageSpec, rope: Rope = "stored") -> None:
                 f"{where} for block_size {spec.block_size} in groups of "
                 f"{fmt.group_of(spec.block_size)} tokens: choose a multiple of {MIN_TOKEN_GROUP}"
             )
-    if rope == "at_read" and spec.k.rotated:
-        raise ValueError(
-            f"k_format = {spec.k_format} has no Triton kernel that rotates positions at read: "
-            "store rotated keys, or choose a format without a Hadamard rotation"
-        )

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kvkernels.triton_rotation import rotate_pair
 from kvkernels.triton_tiles import decode_tile, load_scale, meta_at, read_fold, read_tile
 
 
@@ -116,6 +117,8 @@ def rotated_scores(
     """q . k for keys that are rotated to their positions as they are read."""
     pos, cos, sin = rope
     k0, k1 = decode_tile(key, base, head, inner, live, shared, P, PAGE)
+    if P.rotated:  # positions turn keys in their own basis
+        k0, k1 = rotate_pair(k0, k1, PAGE)
     position = tl.load(pos + slot_at, mask=live, other=0)
     angle = position[:, None] * PAGE.half + tl.arange(0, PAGE.half)[None, :]
     c = tl.load(cos + angle, mask=live[:, None], other=0)

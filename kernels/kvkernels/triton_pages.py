@@ -3,15 +3,15 @@
 import triton
 import triton.language as tl
 
-from kvkernels.triton_encode import store_tile
 from kvkernels.triton_rotation import rotate_pair
+from kvkernels.triton_store import store_tile
 from kvkernels.triton_tiles import decode_tile
 
 
 @triton.jit(do_not_specialize=["layer"])
 def write_kernel(
-    k, v, k_arena, v_arena, meta, table, pages, slots, picks, k_scale, v_scale, saturated, layer,
-    num_groups, k_width, v_width,
+    k, v, k_arena, v_arena, meta, k_table, v_table, pages, slots, picks, k_scale, v_scale,
+    saturated, layer, num_groups, k_width, v_width,
     K: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """Encode the heads of one (token, head group) into its page.
@@ -31,12 +31,14 @@ def write_kernel(
     first = tl.load(k + where, mask=live[:, None], other=0).to(tl.float32)
     second = tl.load(k + where + PAGE.half, mask=live[:, None], other=0).to(tl.float32)
     shared = tl.load(k_scale + layer * k_width + index % k_width)[:, None]
-    target = (k_arena, meta, table)
+    own = tl.where(live, (layer * num_groups * PAGE.heads + index) * K.table, 0)
+    target = (k_arena, meta, k_table, own)
     store_tile(target, base, head, inner, live, first, second, shared, saturated, K, PAGE)
     first = tl.load(v + where, mask=live[:, None], other=0).to(tl.float32)
     second = tl.load(v + where + PAGE.half, mask=live[:, None], other=0).to(tl.float32)
     shared = tl.load(v_scale + layer * v_width + index % v_width)[:, None]
-    target = (v_arena, meta, table)
+    own = tl.where(live, (layer * num_groups * PAGE.heads + index) * V.table, 0)
+    target = (v_arena, meta, v_table, own)
     store_tile(target, base, head, inner, live, first, second, shared, saturated, V, PAGE)
 
 
@@ -67,7 +69,8 @@ def recode_kernel(
     live = inner < tl.minimum(tl.load(num_slots + item), SRC_PAGE.slots)
     base = tl.load(src_pages + item) + layer * SRC_PAGE.layer_bytes
     shared = tl.load(src_scale + layer * src_width + head % src_width)
-    source = (src, src_meta, src_table)
+    index = layer * SRC_PAGE.heads + head
+    source = (src, src_meta, src_table + index * SRC.table)
     first, second = decode_tile(source, base, head, inner, live, shared, SRC, SRC_PAGE)
     # a masked row decodes to its codebook's first level, or to a minimum of zero codes
     first = tl.where(live[:, None], first, 0.0)
@@ -76,6 +79,6 @@ def recode_kernel(
         first, second = rotate_pair(first, second, SRC_PAGE)
     base = tl.load(dst_pages + item) + layer * DST_PAGE.layer_bytes
     shared = tl.load(dst_scale + layer * dst_width + head % dst_width)
-    target = (dst, dst_meta, dst_table)
+    target = (dst, dst_meta, dst_table, index * DST.table + inner * 0)
     inside = inner < DST_PAGE.slots
     store_tile(target, base, head, inner, inside, first, second, shared, saturated, DST, DST_PAGE)

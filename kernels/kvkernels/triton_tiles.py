@@ -108,17 +108,83 @@ def token_decode(codes, meta, at, inner, live, dims, P: tl.constexpr, PAGE: tl.c
 
 
 @triton.jit
+def put_back(first, second, meta, at, live, dims, PAGE: tl.constexpr):
+    """Rows with their exact number in its place; value and place lie from element `at` [n] on."""
+    value = load_scale(meta, at, live)[:, None]
+    place = load_scale(meta, at + PAGE.slots, live)[:, None]
+    first = tl.where(dims[None, :] == place, value, first)
+    second = tl.where(dims[None, :] + PAGE.half == place, value, second)
+    return first, second
+
+
+@triton.jit
+def nuq_decode(first, second, meta, table, at, live, P: tl.constexpr, PAGE: tl.constexpr):
+    """KVQuant's codes to numbers; `table` begins the head's own, `at` [n] the rows' metadata."""
+    dims = tl.arange(0, PAGE.half)
+    levels = table
+    if P.family == "nuq_k":
+        levels = table + 4 * PAGE.half
+    first = tl.load(levels + first.to(tl.int32))
+    second = tl.load(levels + second.to(tl.int32))
+    if P.family == "nuq_k":
+        half = table + 2 * PAGE.half + dims
+        first = tl.load(table + dims)[None, :] + tl.load(half)[None, :] * first
+        middle = tl.load(table + PAGE.half + dims)[None, :]
+        second = middle + tl.load(half + PAGE.half)[None, :] * second
+    else:
+        own = load_scale(meta, at, live)[:, None]
+        middle = load_scale(meta, at + PAGE.slots, live)[:, None]
+        first = middle + own * first
+        second = middle + own * second
+        at += 2 * PAGE.slots
+    return put_back(first, second, meta, at, live, dims, PAGE)
+
+
+@triton.jit
+def low_rank_decode(source, at, meta_at, live, P: tl.constexpr, PAGE: tl.constexpr):
+    """Mean plus coordinates times the basis, one coordinate after another: two fp32 [n, HALF]."""
+    ptr, meta, table = source
+    ROWS: tl.constexpr = at.shape[0]
+    dims = tl.arange(0, PAGE.half)
+    first = tl.zeros([ROWS, PAGE.half], tl.float32) + tl.load(table + dims)[None, :]
+    second = tl.zeros([ROWS, PAGE.half], tl.float32) + tl.load(table + PAGE.half + dims)[None, :]
+    if P.packed:
+        own = load_scale(meta, meta_at, live)
+        low = load_scale(meta, meta_at + PAGE.slots, live)
+    PER: tl.constexpr = P.rank // 2 if P.packed else P.rank  # coordinates before bytes come again
+    for number in range(P.rank):
+        raw = tl.load(ptr + at + number % PER, mask=live, other=0)
+        if P.packed:
+            code = (raw.to(tl.int32) >> (number // PER * 4)) & 15
+            found = code.to(tl.float32) * own + low
+        else:
+            found = raw.to(tl.float32)
+        row = table + (1 + number) * (2 * PAGE.half) + dims
+        first += found[:, None] * tl.load(row)[None, :]
+        second += found[:, None] * tl.load(row + PAGE.half)[None, :]
+    return first, second
+
+
+@triton.jit
 def read_tile(
     source, base, head, inner, live, P: tl.constexpr, PAGE: tl.constexpr, OUT: tl.constexpr
 ):
     """Rows as a product takes them, two [n, HALF] of type OUT; what folds around it is left out.
 
-    source: (data, meta, table). Families whose scales do not fold are decoded number by number.
+    source: (data, meta, table), the head's own table. Families whose scales do not fold are decoded
+    number by number.
     """
     ptr, meta, table = source
     at = data_at(base, head, inner, P, PAGE)
-    first, second = load_codes(ptr, at, live, P, PAGE.half, OUT)
-    if P.family == "lloyd":
+    if P.family == "low_rank":
+        place = meta_at(base, head, P, PAGE) + inner
+        first, second = low_rank_decode(source, at, place, live, P, PAGE)
+    else:
+        first, second = load_codes(ptr, at, live, P, PAGE.half, OUT)
+    if P.family == "nuq_k" or P.family == "nuq_v":
+        place = meta_at(base, head, P, PAGE) + inner
+        first, second = nuq_decode(first, second, meta, table, place, live, P, PAGE)
+    elif P.family == "lloyd":
         first = tl.load(table + first.to(tl.int32))
         second = tl.load(table + second.to(tl.int32))
     elif P.family == "nvfp4" or (P.family == "channels" and P.fold == 0):

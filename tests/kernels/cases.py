@@ -3,13 +3,14 @@
 Used in process for the torch backend and in a subprocess for Triton under the interpreter.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 
 import numpy as np
 import torch
 from kvkernels import pages as pages_module
 from kvkernels.api import AttentionResult, FormatState, Scratch, StepTables
+from kvkernels.formats.low_rank import LowRank
 from kvkernels.layout import PageSpec
 from torch import Tensor
 
@@ -56,7 +57,8 @@ class World:
 
     case: Case
     arena: Tensor
-    state: FormatState
+    state: FormatState  # of whole pages
+    step_state: FormatState  # of the KV heads of all head groups
     tables: StepTables
     q: Tensor
     k: Tensor
@@ -91,6 +93,7 @@ def build(case: Case) -> World:
     state = FormatState.from_spec(spec)
     state.k_scale[LAYER], state.v_scale[LAYER] = 0.5, 0.25
     _set_head_scales(state, case.heads, groups)
+    _set_tables(state, spec, case.seed)
     pages = torch.zeros(order.size, spec.page_bytes, dtype=torch.uint8)
     for plane in ("k", "v"):
         shape = (order.size, spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
@@ -115,8 +118,9 @@ def build(case: Case) -> World:
         new_starts=None if case.new_starts is None else np.array(case.new_starts, np.int32),
     )
     return World(
-        case, pages.view(-1), state, tables, random(kv_heads * case.share), random(kv_heads),
-        random(kv_heads), rope_table(case.dim) if case.rope else None,
+        case, pages.view(-1), state, _of_groups(state, groups), tables,
+        random(kv_heads * case.share), random(kv_heads), random(kv_heads),
+        rope_table(case.dim) if case.rope else None,
     )  # fmt: skip
 
 
@@ -127,6 +131,33 @@ def _set_head_scales(state: FormatState, heads: int, groups: int) -> None:
         state.v_head_scale[LAYER] = 1.5 - torch.arange(heads) / 4
     else:
         state.k_head_scale, state.v_head_scale = torch.full((2, 2, 1), 0.75).unbind(0)
+
+
+def _set_tables(state: FormatState, spec: PageSpec, seed: int) -> None:
+    """Calibration tables that differ by layer and head: ranges, rising levels, orthonormal rows."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    for table, fmt in ((state.k_table, spec.k), (state.v_table, spec.v)):
+        if fmt.shared != "table":
+            continue
+        noise = torch.randn(table.shape, generator=generator) * 0.1
+        if isinstance(fmt, LowRank):
+            rows = noise.unflatten(-1, (-1, spec.head_dim))
+            rows[..., 1:, :] = torch.linalg.qr(rows[..., 1:, :].mT).Q.mT
+            table.copy_(rows.flatten(-2))
+        else:
+            levels = table[..., -(2**fmt.bits) :]
+            table += noise
+            levels.copy_(levels.clamp(-1, 1).sort(-1).values)
+
+
+def _of_groups(state: FormatState, groups: int) -> FormatState:
+    """The same tables for the heads of each group."""
+    tables = {
+        name: getattr(state, name).repeat(1, groups, 1) if getattr(state, name).dim() > 1
+        else getattr(state, name)
+        for name in ("k_table", "v_table")
+    }  # fmt: skip
+    return replace(state, **tables)
 
 
 def _poison(
@@ -160,9 +191,9 @@ def run(
         scratch=Scratch(),
         **case.options,
     )
-    backend.write_kv(world.arena, plan, LAYER, world.k, world.v, world.state)
+    backend.write_kv(world.arena, plan, LAYER, world.k, world.v, world.step_state)
     return backend.attend(
-        world.q, world.arena, plan, LAYER, softmax_scale=SCALE, state=world.state, mass=mass,
+        world.q, world.arena, plan, LAYER, softmax_scale=SCALE, state=world.step_state, mass=mass,
         partial=True, each_head=each_head,
     )  # fmt: skip
 
@@ -288,7 +319,7 @@ def step_of(fmt: str, x: Tensor) -> Tensor:
     everywhere = (x.max() - x.min()).expand(1)  # groups lie along tokens
     for bits in (4, 3, 2):
         steps[f"kivi{bits}"] = everywhere / (2**bits - 1) / 2 * 1.05 + 4e-3
-        outside = (x.abs() - 4).clamp_min(0)  # of the neutral channels' range
-        steps[f"kvquant{bits}"] = outside + 4 / 2 ** (bits - 1) * 1.01
+        outside = (x.abs() - 4).clamp_min(0)  # of a channel's range
+        steps[f"kvquant{bits}"] = outside + 4 / 2 ** (bits - 1) + 1.5  # levels are moved
     steps["lowrank"] = steps["lowrank_int4"] = norm  # what lies outside the basis is lost
     return steps[fmt].expand_as(x)

@@ -37,8 +37,8 @@ POINTERS = {
     "v_scale": "*fp32", "mass": "*fp32", "parts": "*fp32", "lses": "*fp32", "picks": "*i32",
     "slots": "*i32", "saturated": "*i64", "src_at": "*i64", "dst_at": "*i64", "src_meta": "*fp16",
     "dst_meta": "*fp16", "src_pages": "*i64", "dst_pages": "*i64", "num_slots": "*i32",
-    "src_scale": "*fp32", "dst_scale": "*fp32", "table": "*fp32", "k_table": "*fp32", "v_table": "*fp32", "src_table": "*fp32",
-    "dst_table": "*fp32",
+    "src_scale": "*fp32", "dst_scale": "*fp32", "table": "*fp32", "src_table": "*fp32",
+    "k_table": "*fp32", "v_table": "*fp32", "dst_table": "*fp32",
 }  # fmt: skip
 
 

@@ -19,7 +19,9 @@ from workbench.cache.geometry import Group
 class Calibrated(Protocol):
     """What was measured of a model, as page classes take it."""
 
-    fingerprint: str
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything measured."""
 
     def applies(self, fmt: PageFormat) -> bool:
         """Whether a format's bytes depend on it."""
