@@ -33,6 +33,7 @@ RETENTION_POLICIES = (
     "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "key-norm",
     "expected-attention", "random",
 )  # fmt: skip
+SPARSE_READS = ("off", "quest")  # whether a token reads all pages, or those chosen by bounds
 MERGES = ("off", "nearest", "cam")  # what a dropped token leaves to those that stay
 GQA_REDUCTIONS = ("mean", "max", "sum")  # of the query heads that share a KV head
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
@@ -209,6 +210,14 @@ class RetentionSettings(_Section):
     gqa_reduce: str = setting("mean", change="hot", dim="X", choices=GQA_REDUCTIONS)
     merge: str = setting("off", change="hot", dim="X", choices=MERGES)
     merge_cosine: float = setting(0.6, change="hot", dim="X", low=-1.0, high=1.0)
+    sparse: str = setting("off", change="hot", dim="X", choices=SPARSE_READS)
+    sparse_pages: int = setting(
+        4, change="hot", dim="X", low=1, high=65536, unit="pages per token and layer"
+    )
+    sparse_share: float = setting(
+        0.125, change="hot", dim="X", low=0.0, high=1.0, unit="share of the pages"
+    )
+    sparse_dense_layers: int = setting(2, change="hot", dim="X", low=0, high=1024, unit="layers")
 
 
 @dataclass(frozen=True)
@@ -230,6 +239,11 @@ class EngineConfig:
             )
         if self.retention.merge != "off":
             _check_merging(self)
+        if self.retention.sparse != "off" and self.retention.positions == "compact":
+            raise SettingError(
+                f"retention.sparse = {self.retention.sparse} chooses pages by bounds of keys at "
+                "fixed positions, but retention.positions = compact moves them: choose original"
+            )
         plan = parse_plan(self.cache.layer_plan, KV_FORMATS)
         if plan and grouping not in ("layer", "head"):
             raise SettingError(

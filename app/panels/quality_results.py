@@ -15,6 +15,7 @@ from app.quality.pareto import pareto_figure
 from app.quality.settings import changes_to_apply
 from app.text.sentences import change_text, escape
 from workbench.config import all_settings
+from workbench.quality.job_protocol import BytesView
 
 PLOT_KEY, TABLE_KEY, PICK_KEY = "quality_plot", "quality_table", "quality_pick"
 PLOT_CONFIG = {"displayModeBar": False, "doubleClick": False, "scrollZoom": False}
@@ -116,8 +117,15 @@ def show_chosen(page: Page) -> None:
     rows.append((texts("quality.per_token"), f"{size.per_token:,.0f} B",
                  texts("quality.ratio", ratio=f"{size.ratio_to_bf16:.2f}",
                        bits=f"{size.bits_per_element:.2f}")))  # fmt: skip
+    rows.append((texts("quality.read_per_token"), f"{size.read_per_token:,.0f} B",
+                 texts("quality.read_note", share=_read_share(size))))  # fmt: skip
     st.html(rows_html(rows))
     st.caption(escape(basis(texts, result)))
+
+
+def _read_share(size: BytesView) -> str:
+    """Bytes that a token reads, over those that are stored."""
+    return f"{100 * size.read_per_token / max(1, size.allocated):.0f} %"
 
 
 def apply_chosen() -> None:
@@ -135,6 +143,7 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "kl_mean": ("%.3g", 1), "kl_p99": ("%.3g", 1), "top1": ("%.2f", 100), "top5": ("%.2f", 100),
     "perplexity": ("%.3f", 1), "bits_per_element": ("%.2f", 1), "ratio_to_bf16": ("%.2f", 1),
     "allocated_bytes": ("%d", 1), "live_bytes": ("%d", 1), "metadata_bytes": ("%d", 1),
+    "read_bytes_per_token": ("%d", 1),
     "tokens_per_mib": ("%.0f", 1), "num_scored_tokens": ("%d", 1), "seconds": ("%.1f", 1),
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ def row_of(result: Result) -> dict[str, Any]:
         "bits_per_element": size.bits_per_element,
         "ratio_to_bf16": size.ratio_to_bf16,
         "bytes_per_token": size.per_token,
+        "read_bytes_per_token": size.read_per_token,
         "allocated_bytes": size.allocated,
         "live_bytes": size.live,
         "metadata_bytes": size.metadata,

@@ -16,6 +16,7 @@ from workbench.config import (
     MERGES,
     PREFIX_INDEXES,
     PROMPT_CACHING,
+    SPARSE_READS,
     EngineConfig,
     all_settings,
     replace_settings,
@@ -68,6 +69,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.gqa_reduce": GQA_REDUCTIONS,
     "retention.merge": MERGES,
     "retention.merge_cosine": (-1.0, 0.6),
+    "retention.sparse": SPARSE_READS,
+    "retention.sparse_pages": (1, 4),
+    "retention.sparse_share": (0.0, 0.5),
+    "retention.sparse_dense_layers": (0, 1),
 }
 NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path"}
 
@@ -85,6 +90,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.k_format", "retention.merge"): 2,
     ("retention.level", "retention.merge"): 2,
     ("retention.positions", "retention.merge"): 2,
+    ("retention.positions", "retention.sparse"): 1,
 }
 
 

@@ -12,6 +12,7 @@ from workbench.config import (
     GROUPINGS,
     KV_FORMATS,
     RETENTION_POLICIES,
+    SPARSE_READS,
     EngineConfig,
     replace_settings,
 )
@@ -33,6 +34,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.grouping": GROUPINGS,
     "retention.level": ("page", "token"),
     "retention.split": BUDGET_SPLITS,
+    "retention.sparse": SPARSE_READS,
     "tiers": tuple(TIERS),
     "scheduling.preemption": ("recompute", "swap"),
     "cache.block_size": (4, 8, 16),
@@ -43,6 +45,7 @@ BASE: dict[str, Any] = {
     "model.max_model_len": 128, "scheduling.chunk_tokens": 12, "scheduling.token_budget": 24,
     "scheduling.watermark": 0.0, "scheduling.admit_whole_prompt": False, "tiers.gate": False,
     "retention.budget_tokens": 20, "retention.sink_tokens": 2, "retention.window_tokens": 6,
+    "retention.sparse_pages": 2, "retention.sparse_share": 0.0, "retention.sparse_dense_layers": 0,
 }  # fmt: skip
 NUM_NEW = 12
 NUM_SHARED = 24

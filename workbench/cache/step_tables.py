@@ -1,6 +1,6 @@
 """The tables a step reads: one for each page class among the pages of its requests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,11 +45,45 @@ def class_tables(
         pos = np.stack([_positions(request, blocks, groups, slots, mode)
                         for request, blocks in zip(requests, tables, strict=True)], 1)  # fmt: skip
     if manager.seals:
-        return _by_class(manager, table, kv_lens, manager.open_classes[groups[0]], pos)
+        slots = slots_of_pages(kv_lens, width, manager.block_size)
+        return _by_class(manager, table, slots, manager.open_classes[groups[0]], pos)
     offsets = manager.pool.offset[table]
     _pad(offsets, -(-kv_lens // manager.block_size))
     counts = _log_counts(tables, groups, width * manager.block_size)
     return [ClassTables(manager.classes[groups[0]], offsets, kv_lens, None, counts, pos)]
+
+
+def slots_of_pages(kv_lens: np.ndarray, width: int, block_size: int) -> np.ndarray:
+    """Slots in each of `width` pages of tables that hold `kv_lens` int [G, R] of them."""
+    slots: np.ndarray = np.clip(
+        kv_lens[..., None] - block_size * np.arange(width), 0, block_size
+    )  # [G, R, P]
+    return slots
+
+
+def chosen_tables(
+    manager: KVCacheManager,
+    table: np.ndarray,
+    slots: np.ndarray,
+    open_cls: int,
+    *,
+    log_count: np.ndarray | None = None,
+    pos: np.ndarray | None = None,
+) -> list[ClassTables]:
+    """Tables of some pages alone, block ids [G, N, K], of which `slots` int alike are read.
+
+    Nothing is written to them. Open pages come last; `log_count` and `pos` as in `ClassTables`,
+    [G, N, K * S].
+    """
+    nothing = np.zeros(table.shape[1], np.int32)
+    if manager.seals:
+        found = _by_class(manager, table, slots, open_cls, pos)
+        found.sort(key=lambda tables: tables.cls == open_cls)
+        return [replace(tables, new_lens=nothing) for tables in found]
+    offsets = manager.pool.offset[table]
+    _pad(offsets, (slots > 0).sum(-1))
+    lens = slots.sum(-1).astype(np.int32)
+    return [ClassTables(open_cls, offsets, lens, nothing, log_count, pos)]
 
 
 def _positions(
@@ -82,13 +116,12 @@ def _log_counts(
 def _by_class(
     manager: KVCacheManager,
     table: np.ndarray,
-    kv_lens: np.ndarray,
+    slots: np.ndarray,
     open_cls: int,
     pos: np.ndarray | None,
 ) -> list[ClassTables]:
     """The pages of each class keep their order, and close up where another's lay between them."""
-    size, width = manager.block_size, table.shape[-1]
-    slots = np.clip(kv_lens[..., None] - size * np.arange(width), 0, size)  # [G, R, P]
+    size = manager.block_size
     classes = np.where(slots > 0, manager.pool.page_classes(table), -1)
     found = []
     for cls in np.unique(classes[classes >= 0]).tolist():

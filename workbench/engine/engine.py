@@ -195,6 +195,7 @@ class Engine:
                 norms=policy.needs_keys,
                 reduce=self.config.retention.gqa_reduce,
                 see=self.retainer.watch(batch),
+                retention=self.config.retention,
             )
             self.recorder.ran(runner.timing)
             self._update(batch, logits, mass)
@@ -214,6 +215,7 @@ class Engine:
     def _measure(self, batch: ForwardBatch) -> None:
         view = self.recorder.finish(self.num_steps, batch)
         self.metrics.step_ms.add(view.wall_ms)
+        self.metrics.observe_reads(self.stack.runner.timing.traffic)
         num_tokens = int(batch.q_lens.sum())  # steps of single tokens would teach the step's cost
         if int(batch.q_lens[batch.q_lens > 1].sum()) > 0.8 * num_tokens:
             self.metrics.observe_prefill(num_tokens, view.wall_ms / 1e3)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.cache.keys import next_key, tagged_key
+from workbench.engine.bounds_check import check_bounds
 from workbench.errors import IntegrityError
 from workbench.request import Request, RequestStatus
 from workbench.snapshot import IntegrityView
@@ -29,6 +30,7 @@ def verify(engine: "Engine") -> None:
     _check_rows(engine)
     _check_requests(engine)
     _check_bytes(engine)
+    check_bounds(engine)
     if engine.byte_guard is not None:
         engine.byte_guard.verify(engine.stack)
     engine.hierarchy.check_integrity()

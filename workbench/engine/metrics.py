@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from workbench.clock import Clock
+from workbench.engine.read_traffic import ReadTraffic
 from workbench.request import Request
 from workbench.snapshot import Number
 
@@ -124,12 +125,15 @@ class Metrics:
         self.computed_tokens = 0
         self.recomputed_tokens = 0
         self.num_preemptions = 0
+        self.read_mib = Window(clock)  # of pages and bounds, a step
+        self.pages_read = 0  # by attention; a page counts once a layer
+        self.pages_skipped = 0
         self._prefill_s_per_token: float | None = None
         self._totals_at_mark = self._totals()
 
     def mark(self) -> None:
         """A change of settings takes effect now."""
-        for window in (self.ttft_ms, self.itl_ms, self.step_ms, self.output_tokens,
+        for window in (self.ttft_ms, self.itl_ms, self.step_ms, self.read_mib, self.output_tokens,
                        self.prefill_tokens, self.decode_tokens):  # fmt: skip
             window.mark()
         self._totals_at_mark = self._totals()
@@ -147,6 +151,7 @@ class Metrics:
             "hit_rate": (self.hit_tokens, self.prompt_tokens),
             "hit_rate_resumed": (self.resumed_hit_tokens, self.resumed_tokens),
             "recompute_tax": (self.recomputed_tokens, self.computed_tokens),
+            "pages_skipped": (self.pages_skipped, self.pages_read + self.pages_skipped),
         }
 
     def _share(self, name: str, why: str) -> Number:
@@ -170,6 +175,12 @@ class Metrics:
         known = num_tokens > 1 or request.is_prefill or start < request.num_known_tokens
         phase = self.prefill_tokens if known else self.decode_tokens
         phase.add(num_tokens)
+
+    def observe_reads(self, traffic: ReadTraffic) -> None:
+        """What attention of a step read, and the pages that sparse reads left out."""
+        self.pages_read += traffic.pages_read
+        self.pages_skipped += traffic.pages_skipped
+        self.read_mib.add((traffic.read_bytes + traffic.bounds_bytes) / 2**20)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """A step that was mostly prefill: learn the time to (re)compute a token."""
@@ -200,6 +211,8 @@ class Metrics:
             "num_preemptions": Number(value=self.num_preemptions, unit=""),
             "recomputed_tokens": Number(value=self.recomputed_tokens, unit="tok"),
             "recompute_tax": self._share("recompute_tax", "nothing computed yet"),
+            "read_mib": self.read_mib.percentile(50, "MiB"),
+            "pages_skipped": self._share("pages_skipped", "nothing read yet"),
         }
 
 

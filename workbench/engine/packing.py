@@ -34,6 +34,8 @@ def move_slots(
     if engine.config.retention.merge != "off":
         merged = _merge(engine, request, group, first, source, slots)
     stack.store.compact(spec, offset[source], slots, offset[target])
+    if stack.runner.bounds is not None:
+        stack.runner.bounds.forget(target)  # some are written in place
     if merged is not None:
         stack.store.write_values(group, offset[target], spec, merged[:, None, None])
 

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from workbench.cache.geometry import Geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.page_bounds import PageBounds
 from workbench.cache.page_store import PageStore
 from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.clock import Clock
+from workbench.config import RetentionSettings
 from workbench.engine.mass import by_group, mean_norms
+from workbench.engine.sparse_reads import SparseReads
 from workbench.engine.step_attention import SeeQueries, StepAttention, StepTiming
 from workbench.model.decoder import Decoder
 from workbench.request import Request
@@ -100,6 +103,7 @@ class ModelRunner:
         if mode != "stored":
             self.rope_table = decoder.rope_tables(manager.max_model_len + manager.block_size)
         self.timing = StepTiming()
+        self.bounds: PageBounds | None = None  # while reads are sparse
         self.key_norms: np.ndarray | None = None  # of the newest step, where they were asked for
 
     @torch.inference_mode()
@@ -111,15 +115,18 @@ class ModelRunner:
         norms: bool = False,
         reduce: str = "mean",
         see: SeeQueries | None = None,
+        retention: RetentionSettings | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(logits fp32 [M, vocab], mass or None).
 
         mass: fp32 [R, num_groups, T] by stored slot, averaged over a group's layers and heads; the
         query heads of a KV head are reduced by `reduce`. `see` gets the queries of each layer.
         With `norms`, `key_norms` holds the length of each new key, alike: float [N, num_groups].
+        `retention` says which pages are read (default: all).
         """
         started = self.clock.now_s()
         self.timing = StepTiming()
+        sparse = self._sparse_reads(batch, retention)
         attend = StepAttention(
             self.geometry,
             self.manager,
@@ -135,6 +142,7 @@ class ModelRunner:
             rope_table=self.rope_table,
             each_head=mass and reduce == "max",
             see=see,
+            sparse=sparse,
         )
         device = self.store.device
         logits = self.decoder.forward(
@@ -144,8 +152,30 @@ class ModelRunner:
             torch.from_numpy(batch.logit_rows).to(device),
             rope=kernel_rope(self.mode),
         )
+        for request in sparse.requests if sparse is not None else ():
+            # what they compute from here on is no function of the text alone (decision 5)
+            self.manager.requests[request.request_id].hashing = False
         self.timing.forward_s = self.clock.now_s() - started
         self.key_norms = mean_norms(self.geometry, attend.norms) if norms else None
         if not mass:
             return logits, None
         return logits, by_group(self.geometry, attend.masses, self.decoder.arch.num_heads, reduce)
+
+    def _sparse_reads(
+        self, batch: ForwardBatch, settings: RetentionSettings | None
+    ) -> SparseReads | None:
+        """Which rows of a batch read sparsely; bounds are kept while that is switched on."""
+        if settings is None or settings.sparse == "off":
+            self.bounds = None
+            return None
+        if self.bounds is None or self.bounds.pool is not self.manager.pool:
+            self.bounds = PageBounds(self.manager.pool, self.geometry, self.store)
+        return SparseReads(
+            self.geometry,
+            self.manager,
+            self.bounds,
+            batch.requests,
+            batch.q_lens,
+            settings,
+            self.rope_table,
+        )

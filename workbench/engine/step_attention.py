@@ -5,16 +5,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from kvkernels.api import RopeTable, StepTables, Timers
+from kvkernels.api import AttentionResult, RopeTable, StepTables, Timers
 from torch import Tensor
 
-from workbench.cache.geometry import Geometry
+from workbench.cache.geometry import Geometry, LayerSet
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
 from workbench.engine.mass import join_classes
+from workbench.engine.read_traffic import ReadTraffic
+from workbench.engine.sparse_reads import SparseReads
 from workbench.request import Request
 
 SeeQueries = Callable[[int, Tensor], None]  # layer, q [N, Hq, D] as they come
@@ -27,6 +29,7 @@ class StepTiming:
     forward_s: float = 0.0
     attention_s: float = 0.0
     timers: Timers = field(default_factory=Timers)
+    traffic: ReadTraffic = field(default_factory=ReadTraffic)
 
 
 class StepAttention:
@@ -52,6 +55,7 @@ class StepAttention:
         rope_table: RopeTable | None = None,
         each_head: bool = False,
         see: SeeQueries | None = None,
+        sparse: SparseReads | None = None,
     ) -> None:
         self._geometry = geometry
         self._classes = manager.pool.classes
@@ -64,13 +68,26 @@ class StepAttention:
         self._each_head, self._see = each_head, see
         self.masses: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
         self.norms: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
+        every = np.arange(int(q_lens.sum()))
         self._plans = [  # of each layer set and page class: its tables and their flat index
             [
-                (tables, self._plan(tables))
+                (tables, self._plan(tables, q_lens, every))
                 for tables in class_tables(manager, requests, layer_set.groups, q_lens, mode)
             ]
             for layer_set in geometry.layer_sets
         ]
+        self._sparse = sparse if sparse is not None and sparse.requests else None
+        self._rest: list[list[tuple[ClassTables, object]]] = []
+        if self._sparse is not None and len(self._sparse.others):
+            others, lens = [requests[at] for at in self._sparse.others], q_lens[self._sparse.others]
+            self._rest_rows = np.setdiff1d(every, self._sparse.rows)
+            self._rest = [
+                [
+                    (tables, self._plan(tables, lens, self._rest_rows))
+                    for tables in class_tables(manager, others, layer_set.groups, lens, mode)
+                ]
+                for layer_set in geometry.layer_sets
+            ]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention [N, Hq * D] of q [N, Hq, D], with k and v [N, Hkv, D] stored first."""
@@ -83,39 +100,106 @@ class StepAttention:
         if self._wants_norms:
             lengths = torch.linalg.vector_norm(k.float(), dim=-1)
             self.norms[layer_set.index].append(lengths)
-        parts = []
         for tables, plan in plans:
             state = store.step_state(layer_set.groups, self._classes[tables.cls])
             kernels.write_kv(store.arena, plan, local, k, v, state)
-            result = kernels.attend(
-                q,
-                store.arena,
-                plan,
-                local,
-                softmax_scale=self._geometry.head_dim**-0.5,
-                state=state,
-                mass="token" if self._wants_mass else None,
-                partial=len(plans) > 1,
-                each_head=self._each_head,
-            )
-            parts.append((tables, result))
-        if self._wants_mass:
-            joined = join_classes(parts, self._q_lens)
-            self.masses[layer_set.index].append(joined)
+        if self._sparse is not None and self._sparse.applies(layer):
+            out, mass = self._mixed(layer_set, local, q, self._sparse)
+        else:
+            out, mass = self._whole(layer_set, local, q, plans, self._q_lens)
+        if mass is not None:
+            self.masses[layer_set.index].append(mass)
         self._timing.attention_s += self._clock.now_s() - begun
-        return kernels.merge([result for _, result in parts])  # type: ignore[no-any-return]
+        return out
 
-    def _plan(self, tables: ClassTables) -> object:
+    def _whole(
+        self,
+        layer_set: LayerSet,
+        local: int,
+        q: Tensor,
+        plans: list[tuple[ClassTables, object]],
+        q_lens: np.ndarray,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of requests that read every page, and their mass by slot, where wanted."""
+        results = [self._attend(layer_set, local, q, each, len(plans) > 1) for each in plans]
+        for tables, _ in plans:
+            pages = int((tables.page_offsets >= 0).sum())
+            self._timing.traffic.add_whole(pages, self._classes[tables.cls].layer_bytes)
+        mass = None
+        if self._wants_mass:
+            parts = [(tables, result) for (tables, _), result in zip(plans, results, strict=True)]
+            mass = join_classes(parts, q_lens)
+        return self._store.kernels.merge(results), mass
+
+    def _mixed(
+        self, layer_set: LayerSet, local: int, q: Tensor, sparse: SparseReads
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of a step in which some requests read chosen pages, and the mass of all."""
+
+        def run(tables: list[ClassTables], rows: np.ndarray) -> list[AttentionResult]:
+            ones = np.ones(len(rows), np.int32)
+            part = q[torch.from_numpy(rows).to(q.device)]
+            return [
+                self._attend(
+                    layer_set, local, part, (each, self._plan(each, ones, rows)), len(tables) > 1
+                )
+                for each in tables
+            ]
+
+        results, mass = sparse.attend(
+            layer_set, local, q, run, self._timing.traffic, self._positions
+        )
+        out = q.new_empty(len(q), q.shape[1] * q.shape[2])
+        out[torch.from_numpy(sparse.rows).to(q.device)] = self._store.kernels.merge(results)
+        if not self._rest:
+            return out, mass
+        rows = torch.from_numpy(self._rest_rows).to(q.device)
+        lens = self._q_lens[sparse.others]
+        out[rows], other = self._whole(
+            layer_set, local, q[rows], self._rest[layer_set.index], lens
+        )
+        if mass is None or other is None:
+            return out, None
+        width = max(mass.shape[-1], other.shape[-1])
+        joined = mass.new_zeros(len(self._q_lens), mass.shape[1], width)
+        joined[sparse.members, :, : mass.shape[-1]] = mass
+        joined[sparse.others, :, : other.shape[-1]] = other
+        return out, joined
+
+    def _attend(
+        self,
+        layer_set: LayerSet,
+        local: int,
+        q: Tensor,
+        planned: tuple[ClassTables, object],
+        partial: bool,
+    ) -> AttentionResult:
+        tables, plan = planned
+        store = self._store
+        return store.kernels.attend(  # type: ignore[no-any-return]
+            q,
+            store.arena,
+            plan,
+            local,
+            softmax_scale=self._geometry.head_dim**-0.5,
+            state=store.step_state(layer_set.groups, self._classes[tables.cls]),
+            mass="token" if self._wants_mass else None,
+            partial=partial,
+            each_head=self._each_head,
+        )
+
+    def _plan(self, tables: ClassTables, q_lens: np.ndarray, rows: np.ndarray) -> object:
+        positions = self._positions[rows].astype(np.int32)
         return self._store.kernels.make_plan(
             self._classes[tables.cls],
             StepTables(
                 page_offsets=tables.page_offsets,
                 kv_lens=tables.kv_lens.astype(np.int32),
-                q_lens=self._q_lens,
+                q_lens=q_lens,
                 new_lens=tables.new_lens,
                 log_count=tables.log_count,
                 pos=tables.pos,
-                query_pos=None if self._mode == "stored" else self._positions.astype(np.int32),
+                query_pos=None if self._mode == "stored" else positions,
             ),
             self._store.device,
             rope=kernel_rope(self._mode),

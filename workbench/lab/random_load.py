@@ -15,6 +15,7 @@ from workbench.config import (
     MERGES,
     PREFIX_INDEXES,
     RETENTION_POLICIES,
+    SPARSE_READS,
     EngineConfig,
     replace_settings,
 )
@@ -38,7 +39,7 @@ _EXACT = ("fp32", "fp32")
 PURE: dict[str, Any] = {
     "cache.layer_plan": "",
     "cache.k_format": "fp32", "cache.v_format": "fp32", "retention.policy": "none",
-    "cache.reuse": "exact",
+    "cache.reuse": "exact", "retention.sparse": "off",
 }  # fmt: skip
 PHASE_STEPS = 150  # exact and lossy settings take turns, so that tokens can be compared in between
 CHANGES: dict[str, list[dict[str, Any]]] = {
@@ -67,6 +68,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "retention.split": BUDGET_SPLITS,
             "retention.merge": MERGES,
             "retention.gqa_reduce": GQA_REDUCTIONS,
+            "retention.sparse": SPARSE_READS,
+            "retention.sparse_pages": (1, 4),
+            "retention.sparse_share": (0.0, 0.3),
+            "retention.sparse_dense_layers": (0, 1),
             "retention.budget_tokens": (16, 24, 40),
         }.items()
         for value in values
@@ -201,7 +206,9 @@ class RandomLoad:
             self._apply(
                 {"cache.k_format": "fp32", "cache.v_format": "fp32", "cache.layer_plan": ""}
             )
-            self._apply({"retention.policy": "none", "cache.reuse": "exact"})
+            self._apply(
+                {"retention.policy": "none", "retention.sparse": "off", "cache.reuse": "exact"}
+            )
 
     def _apply(self, changes: dict[str, Any]) -> None:
         try:
@@ -255,7 +262,9 @@ def start_config() -> EngineConfig:
 def is_lossy(config: EngineConfig) -> bool:
     """Whether tokens may differ from the naive loop's under this config."""
     exact = (config.cache.k_format, config.cache.v_format) == _EXACT
-    return not exact or bool(config.cache.layer_plan) or config.retention.policy != "none"
+    retention = config.retention
+    leaves_out = retention.policy != "none" or retention.sparse != "off"
+    return not exact or bool(config.cache.layer_plan) or leaves_out
 
 
 def state_of(engine: Engine, request: Request) -> str:

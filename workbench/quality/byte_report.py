@@ -23,7 +23,8 @@ class ByteReport(msgspec.Struct, frozen=True, kw_only=True):
     was new, counted without asking anybody; pages that were given back meanwhile are in it, those
     that eviction and sealing free.
     `bits_per_element`: allocated bits per number of the tokens still stored. `ratio_to_bf16`: what
-    the text would take in bf16 with nothing evicted, over `allocated`.
+    the text would take in bf16 with nothing evicted, over `allocated`. `bounds`: what sparse reads
+    keep beside these pages. `read_per_token`: bytes that a token of the last step read, bounds too.
     """
 
     allocated: int
@@ -35,6 +36,8 @@ class ByteReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_mib: float
     tokens_stored: float  # mean over groups
     num_tokens: int
+    bounds: int = 0
+    read_per_token: float = 0.0
 
 
 def prepare(engine: "Engine") -> None:
@@ -53,9 +56,13 @@ def byte_report(engine: "Engine", request: Request) -> ByteReport:
     manager = engine.stack.manager
     blocks = manager.requests[request.request_id]
     size = manager.block_size
-    allocated = live = metadata = elements = 0
+    allocated = live = metadata = elements = bounds = 0
+    kept = engine.stack.runner.bounds
     for group in range(len(manager.classes)):
         held = np.array(blocks.held(group))
+        if kept is not None:
+            layers = len(engine.stack.geometry.groups[group].layers)
+            bounds += len(held) * layers * kept.page_bytes(group)
         # spares behind the table's pages hold nothing yet
         slots = np.clip(int(blocks.stored_len[group]) - size * np.arange(len(held)), 0, size)
         for cls, filled in zip(manager.pool.page_classes(held), slots, strict=True):
@@ -76,6 +83,8 @@ def byte_report(engine: "Engine", request: Request) -> ByteReport:
         tokens_per_mib=count / (allocated / 2**20),
         tokens_stored=float(blocks.stored_len.mean()),
         num_tokens=count,
+        bounds=bounds,
+        read_per_token=engine.stack.runner.timing.traffic.bytes_per_token,
     )
 
 

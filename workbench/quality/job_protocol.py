@@ -104,6 +104,8 @@ class BytesView(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_mib: float
     tokens_stored: float
     num_tokens: int
+    bounds: int = 0
+    read_per_token: float = 0.0
 
     @property
     def per_token(self) -> float:

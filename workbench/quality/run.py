@@ -270,7 +270,8 @@ def _reads_compressed(engine: Engine, request: Request, positions: np.ndarray) -
     """
     manager = engine.stack.manager
     blocks = manager.requests[request.request_id]
-    if bool((blocks.stored_len < request.num_computed_tokens).any()):
+    sparse = engine.config.retention.sparse != "off"
+    if sparse or bool((blocks.stored_len < request.num_computed_tokens).any()):
         return np.ones(len(positions), bool)
     exact = {"fp32", str(full_changes(engine.model)["cache.k_format"])}
     specs = [manager.pool.classes[cls] for cls in manager.classes]

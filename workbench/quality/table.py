@@ -27,6 +27,8 @@ def figures_of(reports: Sequence[QualityReport]) -> list[Figure]:
             ("perplexity", report.perplexity, "", diff),
             ("bits_per_element", report.bytes.bits_per_element, "bits", ""),
             ("ratio_to_bf16", report.bytes.ratio_to_bf16, "", ""),
+            ("read_per_token", report.bytes.read_per_token, "bytes",
+             f"bounds of {report.bytes.bounds} bytes beside the pages"),
             ("tokens_per_mib", report.bytes.tokens_per_mib, "tokens/MiB", ""),
         ]
         values += [
@@ -52,8 +54,11 @@ def _bounds(low: float | None, high: float | None) -> str:
 
 
 def as_table(reports: Sequence[QualityReport]) -> Table:
-    """One row a setting, best KL first; bits a number of the whole text, evicted ones included."""
-    table = Table("setting", "KL", "p99", "top-1", "top-5", "PPL", "full", "bits", "needle")
+    """One row a setting, best KL first; bits a number of the whole text, evicted ones included.
+
+    read: KiB of pages and bounds that a generated token reads.
+    """
+    table = Table("setting", "KL", "p99", "top-1", "top-5", "PPL", "full", "bits", "read", "needle")
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
     for report in sorted(reports, key=lambda item: item.kl_mean):
@@ -62,6 +67,7 @@ def as_table(reports: Sequence[QualityReport]) -> Table:
             report.name, f"{report.kl_mean:.5f}", f"{report.kl_p99:.3f}",
             f"{100 * report.top1:.1f}", f"{100 * report.top5:.1f}", f"{report.perplexity:.2f}",
             f"{report.perplexity_full:.2f}", f"{16 / report.bytes.ratio_to_bf16:.2f}",
+            f"{report.bytes.read_per_token / 1024:,.0f}",
             f"{needle:.2f}" if report.needle else "-",
         )  # fmt: skip
     return table

@@ -47,6 +47,11 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
         LedgerLine(name="unassigned_slabs", num_bytes=unassigned),
         LedgerLine(name="slab_waste", num_bytes=waste),
         LedgerLine(name="scratch", num_bytes=stack.store.scratch.bytes),
+        LedgerLine(
+            name="page_bounds",
+            num_bytes=stack.runner.bounds.num_bytes if stack.runner.bounds else 0,
+            detail="least and largest key channels of pages",
+        ),
         LedgerLine(name="query_statistics", num_bytes=engine.retainer.queries.num_bytes),
         LedgerLine(name="codec_tables", num_bytes=engine.hierarchy.codec_bytes),
         LedgerLine(name="calibration", num_bytes=stack.store.calibration_bytes + rotations),

@@ -1,0 +1,188 @@
+"""Sparse reads of one step: generated tokens read the pages that their bounds make likely.
+
+Nothing is evicted: it saves bytes read, not bytes stored. A *row* is one query token of a request
+that reads sparsely; its newest page and the sinks' are always read, the first layers are read
+whole, and so is every token of the prompt. Source: Tang et al., Quest (arXiv 2406.10774).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from kvkernels.api import AttentionResult, RopeTable
+from kvkernels.common import rotate
+from torch import Tensor
+
+from workbench.cache.geometry import Geometry, LayerSet
+from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.page_bounds import PageBounds
+from workbench.cache.step_tables import ClassTables, chosen_tables
+from workbench.config import RetentionSettings
+from workbench.engine.mass import join_classes
+from workbench.engine.read_traffic import ReadTraffic
+from workbench.engine.sparse_rows import SetRows, make_rows
+from workbench.request import Request
+
+# tables of one query row each, and the rows' numbers in the step -> results, one a table
+AttendRows = Callable[[list[ClassTables], np.ndarray], list[AttentionResult]]
+
+
+class SparseReads:
+    """The rows of one step that read sparsely.
+
+    requests: those that do, empty where all is read whole. members, others: int64, which of the
+    step's requests they are and are not. rows: int64 [N], their query rows among the step's.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        manager: KVCacheManager,
+        bounds: PageBounds,
+        requests: list[Request],
+        q_lens: np.ndarray,
+        settings: RetentionSettings,
+        rope_table: RopeTable | None,
+    ) -> None:
+        self._manager, self._bounds, self._rope_table = manager, bounds, rope_table
+        self._first_layer = settings.sparse_dense_layers
+        self._num_first = -(-settings.sink_tokens // manager.block_size)
+        bounds.need_layers_from(self._first_layer)
+        sets = [part for part in geometry.layer_sets if part.layers[-1] >= self._first_layer]
+        self._least = max(settings.sparse_pages, self._num_first + 1)
+        self._share = settings.sparse_share
+        chosen = [
+            at for at, request in enumerate(requests) if self._skips(request, int(q_lens[at]), sets)
+        ]
+        self.requests = [requests[at] for at in chosen]
+        self.members = np.array(chosen, np.int64)
+        self.others = np.setdiff1d(np.arange(len(requests)), chosen)
+        counts = q_lens[self.members].astype(np.int64)
+        self._of_row = np.repeat(np.arange(len(chosen)), counts)
+        self._step_of_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = (np.cumsum(q_lens) - q_lens)[self.members]
+        self.rows = starts[self._of_row] + self._step_of_row
+        self._sets = {
+            part.index: make_rows(
+                manager, bounds, part, self.requests, self._of_row, self._step_of_row,
+                first_layer=self._first_layer, wanted=self._wanted, rope_table=rope_table,
+            )
+            for part in sets
+            if chosen
+        }  # fmt: skip
+
+    def applies(self, layer: int) -> bool:
+        """Whether any row of this layer reads sparsely."""
+        return bool(self.requests) and layer >= self._first_layer
+
+    def _skips(self, request: Request, count: int, sets: list[LayerSet]) -> bool:
+        """Whether any of a request's rows leaves out a page."""
+        last = request.num_computed_tokens + count - 1
+        groups = [group for layer_set in sets for group in layer_set.groups]
+        if last < request.num_prompt_tokens or not groups:
+            return False
+        stored = self._manager.requests[request.request_id].stored_len[groups]
+        pages = -(-(stored.max(keepdims=True) + count) // self._manager.block_size)
+        return bool((self._wanted(pages) < pages).any())
+
+    def _wanted(self, pages: np.ndarray) -> np.ndarray:
+        """Pages that rows read of the `pages` they see, int alike; the newest is one of them."""
+        share = np.ceil(self._share * pages).astype(np.int64)
+        wanted: np.ndarray = np.minimum(pages, np.maximum(share, self._least))
+        return wanted
+
+    def attend(
+        self,
+        layer_set: LayerSet,
+        local: int,
+        q: Tensor,
+        run: AttendRows,
+        traffic: ReadTraffic,
+        positions: np.ndarray,
+    ) -> tuple[list[AttentionResult], Tensor | None]:
+        """Results of the rows, one a page class, and their mass [R, H, T] by stored slot, if any.
+
+        q [n, Hq, D] of the whole step; the step's keys of this layer are written. positions int
+        [n], of the queries, where they come before RoPE.
+        """
+        rows = self._sets[layer_set.index]
+        for group, blocks, pos in rows.filled:  # full since this layer's write
+            at = range(local, local + 1)
+            self._bounds.make(group, blocks, at, pos=pos, rope_table=self._rope_table, keep=False)
+        picked = self._choose(rows, local, q[torch.from_numpy(self.rows).to(q.device)], positions)
+        tables, slots = self._tables(rows, layer_set, picked)
+        self._count(rows, layer_set, tables, traffic)
+        results = run(tables, self.rows)
+        mass = None
+        if results[0].mass is not None:
+            parts = list(zip(tables, results, strict=True))
+            mass = self._by_slot(
+                rows, picked, join_classes(parts, np.ones(len(self.rows), np.int32))
+            )
+        return results, mass
+
+    def _choose(self, rows: SetRows, local: int, q: Tensor, positions: np.ndarray) -> np.ndarray:
+        """Pages that each row reads, int64 [G, N, K] ascending, -1 behind them."""
+        bounds, kernels = self._bounds.tensor, self._bounds.kernels
+        if self._rope_table is not None:
+            at = torch.from_numpy(positions[self.rows]).to(q.device)
+            q = rotate(q.to(torch.float32), *(part[at][:, None] for part in self._rope_table))
+        scores = kernels.score_pages(q, bounds, local, rows.bound_rows)
+        last = torch.from_numpy(rows.pages - 1).to(q.device)
+        counts = torch.from_numpy(rows.counts).to(q.device)
+        picked = kernels.select_pages(scores, last, counts, self._num_first)
+        chosen: np.ndarray = picked.cpu().numpy()
+        return chosen
+
+    def _tables(
+        self, rows: SetRows, layer_set: LayerSet, picked: np.ndarray
+    ) -> tuple[list[ClassTables], np.ndarray]:
+        size = self._manager.block_size
+        there, page = picked >= 0, np.maximum(picked, 0)
+        slots = np.where(there, np.clip(rows.seen[..., None] - page * size, 0, size), 0)
+
+        def by_slot(values: np.ndarray | None) -> np.ndarray | None:
+            if values is None:
+                return None
+            paged = values.reshape(*values.shape[:2], -1, size)
+            found = np.take_along_axis(paged, page[..., None], 2)
+            return found.reshape(*values.shape[:2], -1)
+
+        return chosen_tables(
+            self._manager,
+            np.take_along_axis(rows.table, page, 2),
+            slots,
+            self._manager.open_classes[layer_set.groups[0]],
+            log_count=by_slot(rows.log_count),
+            pos=by_slot(rows.pos),
+        ), slots
+
+    def _count(
+        self,
+        rows: SetRows,
+        layer_set: LayerSet,
+        tables: list[ClassTables],
+        traffic: ReadTraffic,
+    ) -> None:
+        """Traffic of one layer; what was skipped counts as of the class of full pages."""
+        classes = self._manager.pool.classes
+        traffic.num_rows = len(self.rows)
+        for each in tables:
+            traffic.add(int((each.page_offsets >= 0).sum()), 0, classes[each.cls].layer_bytes)
+        final = classes[self._manager.classes[layer_set.groups[0]]]
+        traffic.add(0, int((rows.pages - rows.counts).sum()), final.layer_bytes)
+        num_bounds = int((rows.pages - 1).sum())
+        traffic.bounds_bytes += num_bounds * self._bounds.page_bytes(layer_set.groups[0])
+
+    def _by_slot(self, rows: SetRows, picked: np.ndarray, mass: Tensor) -> Tensor:
+        """Mass [N, H, K * S] of chosen slots as [R, H, T] by stored slot, summed over rows."""
+        groups, count, most = picked.shape
+        size, heads = self._manager.block_size, mass.shape[1]
+        slots = np.maximum(picked, 0)[..., None] * size + np.arange(size)
+        index = torch.from_numpy(slots.reshape(groups, count, -1)).transpose(0, 1)
+        index = index.repeat_interleave(heads // groups, 1).to(mass.device)  # [N, H, K * S]
+        width = rows.table.shape[-1] * size
+        by_row = mass.new_zeros(count, heads, width)
+        by_row.scatter_add_(-1, index, mass[..., : most * size])
+        total = mass.new_zeros(len(self.requests), heads, width)
+        return total.index_add_(0, torch.from_numpy(self._of_row).to(mass.device), by_row)
