@@ -205,6 +205,8 @@ def test_a_port_in_use_is_named(dashboard, tmp_path, cache):
     other = open_dashboard(tmp_path, dashboard.port, cache)
     assert other.process.wait(60) == 1
     assert f"Port {dashboard.port} is not available" in other.log.read_text()
+    remedy = "name another, as in\n`streamlit run app --server.port"  # Streamlit's line has none
+    assert remedy in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_the_dashboard_process_holds_no_torch(dashboard):
