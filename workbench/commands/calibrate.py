@@ -1,17 +1,23 @@
-"""`workbench calibrate plan`: formats by layer, the best quality for a budget of bits."""
+"""`workbench calibrate`: formats by layer for a budget, and what formats know of a model."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.commands.bench import JsonOption
+
+if TYPE_CHECKING:
+    from workbench.quality.plan import QualityPlan
 
 
 def build_app() -> typer.Typer:
     """The `calibrate` group."""
     app = typer.Typer(help="Measure, then choose settings for a budget.", no_args_is_help=True)
     app.command("plan")(plan)
+    app.command("state")(state)
+    app.command("scales")(scales)
     return app
 
 
@@ -64,6 +70,83 @@ def plan(
         out.write_bytes(
             msgspec.json.encode([{"name": f"plan {bits:g} bits", **found.plan.changes}])
         )
+    print_report(report(figures), as_json=as_json)
+
+
+def state(
+    tokens: Annotated[int, typer.Option(help="Tokens of the built-in text that are read.")] = 8192,
+    formats: Annotated[
+        str, typer.Option(help="Also measure the KL of these formats, with commas.")
+    ] = "",
+    context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 1024,
+    windows: Annotated[int, typer.Option(help="Windows of text.")] = 2,
+    scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 512,
+    weights: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
+    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: the cache folder, found by all.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure channel ranges, levels, principal directions and scales, and write them as a file.
+
+    KVQuant and low rank read it from the cache folder; with cache.calibration = all, fp8 and NVFP4
+    take their scales from it too.
+    """
+    from workbench.quality.plan import QualityPlan
+
+    lab = QualityPlan(context=context, scored=scored, num_windows=windows, weight_format=weights)
+    names = [name.strip() for name in formats.split(",") if name.strip()]
+    _calibrate_and_measure(model, tokens, names, lab, out, as_json=as_json)
+
+
+def scales(
+    tokens: Annotated[int, typer.Option(help="Tokens of the built-in text that are read.")] = 8192,
+    context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 1024,
+    windows: Annotated[int, typer.Option(help="Windows of text.")] = 2,
+    scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 512,
+    weights: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
+    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Calibrate, then print what fp8 loses with its measured scales and with a scale of 1."""
+    from workbench.quality.calibrate_formats import SCALED_FORMATS
+    from workbench.quality.plan import QualityPlan
+
+    lab = QualityPlan(context=context, scored=scored, num_windows=windows, weight_format=weights)
+    _calibrate_and_measure(model, tokens, SCALED_FORMATS, lab, None, as_json=as_json)
+
+
+def _calibrate_and_measure(
+    model: str,
+    tokens: int,
+    formats: Sequence[str],
+    lab: "QualityPlan",
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from workbench.commands.quality import tell
+    from workbench.engine.calibrating import calibrate
+    from workbench.lab.figures import Figure, print_report, report
+    from workbench.model.load import load_model
+    from workbench.quality.calibrate_formats import calibrated_settings, measure_calibrated
+    from workbench.quality.report import figure_name
+
+    calibrated_settings(formats, Path())  # an unknown format is refused before anything runs
+    loaded = load_model(model, lab.weight_format)
+    found = calibrate(loaded, tokens, out)
+    assert found.path is not None
+    size = sum(x.nbytes for x in found.tensors.values())
+    figures = [
+        Figure(name="calibration_tokens", value=found.num_tokens, unit="tokens",
+               note=str(found.path)),
+        Figure(name="calibration_bytes", value=size, unit="bytes", note=found.fingerprint[:12]),
+    ]  # fmt: skip
+    for each in measure_calibrated(loaded, formats, found.path, lab, tell) if formats else []:
+        note = f"{each.bytes.bits_per_element:.2f} bits; {each.num_scored_tokens} scored tokens"
+        name, note = f"kl_{figure_name(each.name)}", f"{note}, context {lab.context}"
+        figures.append(Figure(name=name, value=each.kl_mean, unit="nats/token", note=note))
     print_report(report(figures), as_json=as_json)
 
 

@@ -10,7 +10,7 @@ from workbench.model.load import LoadedModel
 from workbench.structural.compression.calibration import Calibration, default_path, load, save
 from workbench.structural.compression.measuring import Progress, help_tokens, measure
 
-AUTO_TOKENS = 2048  # of the built-in text, where nobody measured before
+AUTO_TOKENS = 1024  # of the built-in text, where nobody measured before
 LEAST_TOKENS = 64
 OWN = ("needed", "all")  # values of cache.calibration that mean the model's own file
 

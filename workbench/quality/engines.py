@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
+from workbench.config import (
+    PRE_ROPE_FORMATS,
+    EngineConfig,
+    all_settings,
+    get_setting,
+    key_formats,
+    replace_settings,
+)
 from workbench.engine.engine import Engine
 from workbench.errors import RequestError, SettingError
 from workbench.model.load import LoadedModel
@@ -118,14 +125,25 @@ def split_changes(
 ) -> tuple[Changes, Changes]:
     """Changes to start with, and those that follow once the context was read.
 
-    With `exact_prefill` the context is read with the full cache's formats and then recoded.
+    With `exact_prefill` the context is read with the full cache's formats and then recoded. Where
+    they store keys before RoPE, so does the full cache: else nothing could be recoded, and the
+    context would be computed again. SettingError where that would change positions.
     """
     if not exact_prefill:
         return changes, {}
     full = full_changes(model)
     formats = {path: get_setting(replace_settings(EngineConfig(), changes), path)
                for path in FORMAT_PATHS}  # fmt: skip
-    return {**changes, **{path: full[path] for path in FORMAT_PATHS}}, formats
+    start = {**changes, **{path: full[path] for path in FORMAT_PATHS}}
+    wanted = replace_settings(EngineConfig(), changes)
+    if key_formats(wanted) & set(PRE_ROPE_FORMATS):
+        if wanted.retention.policy != "none" and wanted.retention.positions != "compact":
+            raise SettingError(
+                f"cache.k_format = {wanted.cache.k_format} keeps keys before RoPE: exact prefill "
+                "with retention needs retention.positions = compact"
+            )
+        start["retention.positions"] = "compact"  # with nothing evicted ranks are positions
+    return start, formats
 
 
 def run_window(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from kvkernels.common import rotate
 from torch import Tensor
 
 from workbench.engine.engine import Engine
@@ -109,8 +110,13 @@ class _Twin(AttendHook):
             return
         positions, length = self._positions[self._rows], int(self._positions[-1]) + 1
         heads = self.k.shape[2]
-        queries = q[self._rows].float().unflatten(1, (heads, -1))  # [n, Hkv, G, D]
-        scores = torch.einsum("nhgd,thd->hgnt", queries, self.k[layer, :length])
+        queries, keys = q[self._rows].float(), self.k[layer, :length]
+        table = self.engine.stack.runner.rope_table
+        if table is not None:  # both came as projected; the full cache has each at its place
+            cos, sin = (part[:length, None] for part in table)
+            queries, keys = rotate(queries, cos[positions], sin[positions]), rotate(keys, cos, sin)
+        queries = queries.unflatten(1, (heads, -1))  # [n, Hkv, G, D]
+        scores = torch.einsum("nhgd,thd->hgnt", queries, keys)
         scores *= q.shape[-1] ** -0.5
         seen = torch.arange(length, device=q.device) <= positions[:, None]  # [n, t]
         probs = scores.masked_fill_(~seen, -torch.inf).softmax(-1)

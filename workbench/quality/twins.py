@@ -28,7 +28,10 @@ def twin_engine(
     a run is over, because until then its tokens wait in full precision. `limit`: tokens from this
     position on (where a step begins) stay exact.
     """
-    with lab_engine(model, FP32_PAGES | {"cache.block_size": 32}, num_tokens) as engine:
+    changes: Changes = FP32_PAGES | {"cache.block_size": 32}
+    if scheme.pre_rope:  # nothing is evicted, so that ranks are positions
+        changes["retention.positions"] = "compact"
+    with lab_engine(model, changes, num_tokens) as engine:
         last = num_tokens if limit is None else limit
         hook = _AtWrite(scheme, last) if scheme.tokens == 1 else _AfterStep(scheme, last, engine)
         with hooked(engine, hook):
@@ -48,7 +51,8 @@ class _AtWrite(AttendHook):
     def before(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if not self._acts:
             return k, v
-        return _encoded(k, self._scheme.encode_k), _encoded(v, self._scheme.encode_v)
+        scheme = self._scheme.of(layer)
+        return _encoded(k, scheme.encode_k), _encoded(v, scheme.encode_v)
 
 
 class _AfterStep(AttendHook):
