@@ -9,7 +9,7 @@ from workbench.config import EngineConfig, all_settings, difference, get_setting
 from workbench.errors import SettingError
 
 # Where files lie and how many cores there are is a matter of the machine, not of a link.
-LOCAL_SETTINGS = ("model.path", "model.num_threads", "tiers.disk_path")
+LOCAL_SETTINGS = ("model.path", "model.num_threads", "tiers.disk_path", "cache.calibration")
 OTHER_PARAMS = ("lang",)
 
 

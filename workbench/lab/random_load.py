@@ -83,9 +83,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             ("fp8_e4m3", "bf16"), ("fp32", "fp8_e4m3"), ("int4", "int4"), ("kivi4", "kivi4"),
             ("kivi2", "int4"), ("turbo4", "turbo4"), ("int4_rotated", "nvfp4"),
             ("fp8_e4m3_token", "fp8_e5m2"), ("fp8_e4m3_head", "kivi3"),
+            ("int8", "kvquant3"), ("bf16", "lowrank"),
         )
     ] + [{"cache.layer_plan": plan} for plan in ("", "", "0=bf16", "1=kivi4; 2=int8/int4")],
-    "rebuild": [
+    "rebuild": [{"cache.k_format": "kvquant4", "cache.v_format": "lowrank_int4"}] + [
         {path: value}
         for path, values in {
             "cache.hbm_budget_mib": (0.1, 0.125, 0.2),
@@ -93,6 +94,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "cache.grouping": GROUPINGS,
             "cache.allocation": ("paged", "paged", "paged", "paged", "contiguous"),
             "cache.mode": ("on", "on", "on", "on", "off"),
+            "retention.positions": ("original", "compact"),
             "model.max_model_len": (256, 512),
         }.items()
         for value in values

@@ -22,6 +22,7 @@ LAB_SETTINGS = (
 # What changes the numbers that attention reads; all others change time and place alone.
 QUALITY_SETTINGS = (
     "cache.block_size", "cache.grouping", "cache.k_format", "cache.v_format", "cache.layer_plan",
+    "cache.kivi_group", "cache.residual_tokens", "cache.rank", "cache.calibration",
     *(path for path in all_settings() if path.startswith("retention.")),
 )  # fmt: skip
 
