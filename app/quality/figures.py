@@ -6,6 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from app.text import Texts
+from workbench.model.attention_shapes import latent_shape
 from workbench.quality.job_protocol import ModelLine, ProbesLine, ReportView
 
 BLUE, ORANGE = "#0072B2", "#E69F00"  # Okabe-Ito
@@ -125,15 +126,20 @@ def heads_bytes(model: ModelLine, num_kv_heads: int) -> int:
 
 
 def heads_figure(texts: Texts, model: ModelLine) -> go.Figure:
-    """Bytes per token of one layer with 1, the model's own and all KV heads."""
+    """Bytes per token of one layer with 1, the model's own and all KV heads, and with a latent."""
     counts = head_counts(model)
-    sizes = [heads_bytes(model, count) for count in counts]
+    latent = latent_shape(model.head_dim)
+    sizes = [*(heads_bytes(model, count) for count in counts), latent.bytes_per_token]
     most = heads_bytes(model, model.num_heads)
-    own = [count == model.num_kv_heads for count in counts]
+    own = [*(count == model.num_kv_heads for count in counts), False]
+    names = [
+        texts("quality.kv_heads_own" if mine else "quality.kv_heads", n=count)
+        for count, mine in zip(counts, own[:-1], strict=True)
+    ]
+    latent_name = texts("quality.kv_latent", n=latent.latent_dim, rope=latent.rope_dim)
     figure = go.Figure(
         go.Bar(
-            y=[texts("quality.kv_heads_own" if mine else "quality.kv_heads", n=count)
-               for count, mine in zip(counts, own, strict=True)],
+            y=[*names, latent_name],
             x=sizes, orientation="h", textposition="outside", cliponaxis=False,
             marker={"color": [BLUE if mine else "rgba(128,128,128,.45)" for mine in own]},
             text=[texts("quality.kv_heads_text", size=f"{size:,}", ratio=f"{most / size:.3g}")
@@ -141,7 +147,7 @@ def heads_figure(texts: Texts, model: ModelLine) -> go.Figure:
             hoverinfo="skip",
         )
     )  # fmt: skip
-    _layout(figure, texts("quality.axis_layer_bytes"), "", height=200)
+    _layout(figure, texts("quality.axis_layer_bytes"), "", height=235)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(range=[0, 1.35 * most])
     figure.update_layout(margin={"l": 150, "r": 12, "t": 8, "b": 40})

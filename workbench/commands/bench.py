@@ -24,6 +24,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
     for command in (
         decode, model, prefix, capacity, peers, ui, quality, quality_peers, reuse, codecs,
+        attention_shapes,
     ):  # fmt: skip
         app.command(command.__name__.replace("_", "-"))(command)
     return app
@@ -72,6 +73,11 @@ def quality_peers(as_json: JsonOption = False, quick: QuickOption = False) -> No
 def codecs(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Bits per value of each disk codec on real pages, and the KL of what comes back."""
     measure_and_print("workbench.quality.codecs_bench", as_json=as_json, quick=quick)
+
+
+def attention_shapes(as_json: JsonOption = False, quick: QuickOption = False) -> None:
+    """Bytes per token of one layer with 9, 3 and 1 KV heads, and with a latent (MLA)."""
+    measure_and_print("workbench.lab.attention_shapes_bench", as_json=as_json, quick=quick)
 
 
 def reuse(
