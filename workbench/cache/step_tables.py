@@ -45,8 +45,8 @@ def class_tables(
         pos = np.stack([_positions(request, blocks, groups, slots, mode)
                         for request, blocks in zip(requests, tables, strict=True)], 1)  # fmt: skip
     if manager.seals:
-        slots = slots_of_pages(kv_lens, width, manager.block_size)
-        return _by_class(manager, table, slots, manager.open_classes[groups[0]], pos)
+        held = slots_of_pages(kv_lens, width, manager.block_size)
+        return _by_class(manager, table, held, manager.open_classes[groups[0]], pos)
     offsets = manager.pool.offset[table]
     _pad(offsets, -(-kv_lens // manager.block_size))
     counts = _log_counts(tables, groups, width * manager.block_size)

@@ -110,7 +110,7 @@ class SparseReads:
             at = range(local, local + 1)
             self._bounds.make(group, blocks, at, pos=pos, rope_table=self._rope_table, keep=False)
         picked = self._choose(rows, local, q[torch.from_numpy(self.rows).to(q.device)], positions)
-        tables, slots = self._tables(rows, layer_set, picked)
+        tables = self._tables(rows, layer_set, picked)
         self._count(rows, layer_set, tables, traffic)
         results = run(tables, self.rows)
         mass = None
@@ -134,9 +134,7 @@ class SparseReads:
         chosen: np.ndarray = picked.cpu().numpy()
         return chosen
 
-    def _tables(
-        self, rows: SetRows, layer_set: LayerSet, picked: np.ndarray
-    ) -> tuple[list[ClassTables], np.ndarray]:
+    def _tables(self, rows: SetRows, layer_set: LayerSet, picked: np.ndarray) -> list[ClassTables]:
         size = self._manager.block_size
         there, page = picked >= 0, np.maximum(picked, 0)
         slots = np.where(there, np.clip(rows.seen[..., None] - page * size, 0, size), 0)
@@ -155,7 +153,7 @@ class SparseReads:
             self._manager.open_classes[layer_set.groups[0]],
             log_count=by_slot(rows.log_count),
             pos=by_slot(rows.pos),
-        ), slots
+        )
 
     def _count(
         self,
