@@ -14,6 +14,7 @@ from kvkernels.api import FormatState, Scratch
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.pages import decode_pages, encode_pages
 
+from tests.kernels.bounds_triton import bounds_agree
 from tests.kernels.cases import Case, build, errors
 from tests.kernels.planes_triton import planes_agree
 
@@ -98,6 +99,7 @@ def main(wide: bool) -> None:
     if wide:
         pairs = [*itertools.product(FORMATS, HUBS), *itertools.product(HUBS, FORMATS)]
     report = {"attention": attention, "pages": pages_agree(pairs), "planes": planes_agree()}
+    report["bounds"] = bounds_agree()
     print(json.dumps(report))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
+from bounds_triton import bounds_kernels
 from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.triton_attend import dot_type, launch_shape, most_registers
 from kvkernels.triton_attention import attention_kernel, combine_kernel, mass_kernel
@@ -124,7 +125,7 @@ def every(wide: bool) -> Iterator[dict]:
 
     yield usage("move", move_kernel, {"BLOCK": MOVE_BLOCK}, {"src": "*i64", "dst": "*i64"})
     yield usage("combine", combine_kernel, {"D": 64, "BLOCK_S": 16}, {"out": "*bf16"}, num_warps=2)
-    for kernel in plane_kernels():
+    for kernel in (*plane_kernels(), *bounds_kernels()):
         yield usage(*kernel)
     for fmt in FORMATS if wide else FAMILIES:
         if not FORMATS[fmt].key.grouped:
