@@ -5,6 +5,7 @@ import re
 import string
 from pathlib import Path
 
+from app.components.live_view.bundle import default_text
 from app.panels.knobs import GROUPS, group_paths, sections
 from app.panels.terms import TERMS
 from app.text import languages, load_texts, read_strings
@@ -79,15 +80,29 @@ def test_terms_are_two_sentences() -> None:
     texts = load_texts()
     for term in TERMS:
         assert texts(f"term.{term}").count(". ") == 1, term
+    pictured = [key for key in default_text() if key.startswith("term.") and key != "term.more"]
+    assert len(pictured) > 20
+    assert [key for key in pictured if default_text()[key].count(". ") != 1] == []
+
+
+def disagreements(other: dict[str, str], english: dict[str, str]) -> list[str]:
+    """Keys that one of the two lacks, or whose placeholders differ."""
+    lacking = set(other) ^ set(english)
+    both = set(other) & set(english)
+    return sorted(
+        lacking | {key for key in both if placeholders(other[key]) != placeholders(english[key])}
+    )
 
 
 def test_languages_agree() -> None:
     english = read_strings("en")
     for language in languages()[1:]:
-        other = read_strings(language)
-        assert set(other) == set(english), language
-        for key, text in other.items():
-            assert placeholders(text) == placeholders(english[key]), (language, key)
+        assert disagreements(read_strings(language), english) == [], language
+    planted = {key: f"~{text}" for key, text in english.items()}
+    assert disagreements(planted, english) == []
+    del planted["block.label"]
+    planted |= {"block.title": "Block {cell}", "of.no.use": "x"}
+    assert disagreements(planted, english) == ["block.label", "block.title", "of.no.use"]
 
 
 def test_unknown_language_reads_in_english() -> None:
