@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 RESULTS ?= out/bench
 
 # Every `workbench bench NAME`; those that need environments of their own (tests/peers) come last.
-BENCHES := decode model prefix capacity ui quality codecs reuse peers quality-peers
+BENCHES := decode model prefix capacity ui quality codecs reuse attention-shapes peers quality-peers
 
 # The first Python on the path that is new enough; python3 otherwise, so that preflight can say why not.
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -44,8 +44,8 @@ test: $(VENV)/.tests model ## run every test but the long ones
 	@$(BIN)/python -m pytest -m 'not long and not browser' -n 2 --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m 'not long and browser' $(PYTEST_ARGS)
 
-test-long: $(VENV)/.tests model ## run the long tests
-	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+test-long: $(VENV)/.tests model ## run the long tests, and name those that were skipped
+	@$(BIN)/python -m pytest -m long -rs $(PYTEST_ARGS)
 
 lint: $(VENV)/.tests ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .

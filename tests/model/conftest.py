@@ -1,6 +1,5 @@
 """Shared pieces of the model tests: reference answers, the real model in each format."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,8 +57,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def peers_python() -> Path:
-    """The peers' interpreter; these tests are long and run on request only."""
+    """The peers' interpreter, for long tests."""
     path = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
-    if os.environ.get("KV_WORKBENCH_PEERS") != "1" or not path.exists():
-        pytest.skip("needs .venv-peers and KV_WORKBENCH_PEERS=1")
+    if not path.exists():
+        pytest.skip("no .venv-peers: bash tests/peers/setup.sh peers")
     return path

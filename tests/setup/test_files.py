@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+from typer.main import get_command
+
+from workbench.cli import build_app
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,24 @@ def test_commands_named_in_the_readme_exist(repo_root: Path) -> None:
     ).stdout
     for target in ("app", "test", "test-long", "lint", "bench", "notebook", "clean"):
         assert f"make {target} " in help_text
+
+
+def test_workbench_commands_named_in_the_documents_exist(repo_root: Path) -> None:
+    """`workbench NAME [NAME] --option ...` in a fence or in backticks, with each of its options."""
+    root = get_command(build_app())
+    found = 0
+    for path in ("README.md", *map(str, (repo_root / "docs").glob("*.md"))):
+        text = (repo_root / path).read_text()
+        for line in re.findall(r"(?:^|`|bin/)workbench ([a-z][^`\n]*)", text, re.MULTILINE):
+            words, command = line.split("#")[0].split(), root
+            while words and words[0] in getattr(command, "commands", {}):
+                command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+            assert command is not root, f"{path}: workbench {line}"
+            known = {option for param in command.params for option in param.opts} | {"--help"}
+            used = {word.split("=")[0] for word in words if word.startswith("--")}
+            assert used <= known, f"{path}: workbench {line}"
+            found += 1
+    assert found > 10
 
 
 def test_structure_names_every_package(repo_root: Path) -> None:

@@ -1,10 +1,27 @@
 """`make app` where something is missing: it says so before anything is downloaded."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from workbench.commands import bench
+
+
+def test_make_bench_runs_every_bench(repo_root: Path) -> None:
+    """Those of the command line, and each that the figures' page has a section for."""
+    text = (repo_root / "Makefile").read_text()
+    looped = re.findall(r"^BENCHES := (.*)$", text, re.MULTILINE)[0].split()
+    assert "for name in $(BENCHES); do" in text
+    assert set(looped) == set(get_command(bench.build_app()).commands)  # type: ignore[attr-defined]
+    sections = re.findall(
+        r"^## `workbench bench ([a-z-]+)", (repo_root / "docs/benchmarks.md").read_text(), re.M
+    )
+    assert len(sections) > 5 and set(sections) <= set(looped)
+    assert "workbench check --steps 5000" in text.replace("$(BIN)/", "")
 
 
 @pytest.fixture
