@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workbench.errors import SettingError
-from workbench.layer_plan import parse_plan
+from workbench.layer_plan import parse_plan, parse_ranks
 
 Change = Literal["hot", "recode", "rebuild", "restart"]
 Dimension = Literal["T", "S", "X", "-"]
@@ -131,6 +131,7 @@ class CacheSettings(_Section):
     partial_hits: bool = setting(False, change="hot", dim="X")
     index: str = setting("hash", change="hot", dim="X", choices=PREFIX_INDEXES)
     rank: int = setting(0, change="recode", dim="X", low=0, high=1024, unit="numbers (0 = half)")
+    rank_plan: str = setting("", change="recode", dim="X")
     calibration: str = setting("needed", change="rebuild", dim="X")
     prompt_caching: str = setting("automatic", change="hot", dim="X", choices=PROMPT_CACHING)
     min_cacheable_tokens: int = setting(
@@ -252,6 +253,11 @@ class EngineConfig:
             )
         for name in sorted(used_formats(self) & set(GROUPED_FORMATS)):
             _check_grouped(self, f"format {name} writes a page only when it is full")
+        if parse_ranks(self.cache.rank_plan) and grouping not in ("layer", "head"):
+            raise SettingError(
+                f"cache.rank_plan gives layers ranks of their own, but cache.grouping = {grouping} "
+                "keeps them together: choose layer or head"
+            )
         _check_page_options(self)
         _check_codec(self)
         if "ada" in split and grouping != "head":

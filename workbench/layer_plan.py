@@ -35,6 +35,28 @@ def parse_plan(text: str, formats: tuple[str, ...]) -> dict[int, Formats]:
     return plan
 
 
+def parse_ranks(text: str) -> dict[int, int]:
+    """Ranks of the layers that a text such as `0-3=48; 4-29=24` names; SettingError if wrong."""
+    ranks: dict[int, int] = {}
+    for part in filter(None, (each.strip() for each in text.split(";"))):
+        layers, _, rank = (piece.strip().replace(" ", "") for piece in part.partition("="))
+        if not _LAYERS.fullmatch(layers) or not rank.isdecimal() or int(rank) < 1:
+            raise SettingError(f"cache.rank_plan: {part!r} is no entry: write '0-3=48; 4-29=24'")
+        for layer in _expand(layers, "cache.rank_plan"):
+            if layer in ranks:
+                raise SettingError(f"cache.rank_plan names layer {layer} twice: leave one out")
+            ranks[layer] = int(rank)
+    return ranks
+
+
+def write_ranks(ranks: dict[int, int]) -> str:
+    """The shortest text of ranks, layers of equal ranks together."""
+    by_rank: dict[int, list[int]] = {}
+    for layer in sorted(ranks):
+        by_rank.setdefault(ranks[layer], []).append(layer)
+    return "; ".join(f"{_ranges(layers)}={rank}" for rank, layers in by_rank.items())
+
+
 def write_plan(plan: dict[int, Formats]) -> str:
     """The shortest text of a plan, layers of equal formats together."""
     by_formats: dict[Formats, list[int]] = {}
@@ -46,13 +68,13 @@ def write_plan(plan: dict[int, Formats]) -> str:
     )
 
 
-def _expand(text: str) -> list[int]:
+def _expand(text: str, path: str = "cache.layer_plan") -> list[int]:
     layers: list[int] = []
     for piece in text.split(","):
         first, _, last = piece.partition("-")
         begin, end = int(first), int(last or first)
         if end < begin or end > 9999:
-            raise SettingError(f"cache.layer_plan: {piece!r} is no range of layers: write 0-3")
+            raise SettingError(f"{path}: {piece!r} is no range of layers: write 0-3")
         layers += range(begin, end + 1)
     return layers
 

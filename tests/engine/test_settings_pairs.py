@@ -31,6 +31,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.k_format": ("bf16", "fp32", "fp8_e4m3", "int8", "lowrank"),
     "cache.v_format": ("bf16", "fp32", "fp8_e4m3", "int4", "kvquant3"),
     "cache.rank": (0, 12),
+    "cache.rank_plan": ("", "0=4"),
     "cache.calibration": ("needed", "all"),
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
@@ -79,6 +80,7 @@ NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.dis
 IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
     ("cache.grouping", "retention.split"): 8,
     ("cache.grouping", "cache.layer_plan"): 2,
+    ("cache.grouping", "cache.rank_plan"): 2,
     ("cache.k_format", "tiers.disk_codec"): 3,
     ("cache.v_format", "tiers.disk_codec"): 3,
     ("cache.layer_plan", "tiers.disk_codec"): 1,

@@ -32,6 +32,8 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
             changes[path] = draw(st.sampled_from(item.metadata["choices"]))
         elif isinstance(item.default, bool):
             changes[path] = draw(st.booleans())
+        elif path == "cache.rank_plan":
+            changes[path] = draw(st.sampled_from(["", "0-1=48; 2=16"]))
         elif path == "cache.layer_plan":
             changes[path] = draw(st.sampled_from(["", "0-1=bf16", "0=fp8_e4m3/int8; 4-9=int4"]))
         else:

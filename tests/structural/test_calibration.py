@@ -10,11 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.harness import Runner, build, model, tokens
 from tests.kernels.float64_encoders import low_rank, nuq_channels, nuq_tokens
-from workbench.config import CALIBRATED_FORMATS
+from workbench.config import CALIBRATED_FORMATS, EngineConfig, replace_settings
 from workbench.engine.cache_stack import format_label
 from workbench.engine.calibrating import calibrate
 from workbench.errors import SettingError
+from workbench.layer_plan import parse_ranks, write_ranks
 from workbench.structural.compression.calibration import Calibration, load, mixing, shapes
+from workbench.structural.compression.ranks import choose_ranks, kept_share
 
 TEXT = 256
 
@@ -192,3 +194,44 @@ def test_files_that_cannot_serve_are_refused_in_a_sentence(file: Path, tmp_path:
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="10 tokens are too few to calibrate: give 64"):
         calibrate(model(), 10, tmp_path / "x.safetensors")
+
+
+def test_ranks_by_layer_keep_most_for_their_mean(known: Calibration) -> None:
+    chosen = choose_ranks(known, 8)
+    assert sum(chosen.values()) <= 8 * len(chosen) and set(chosen) == {0, 1}
+    best = max(
+        ({0: one, 1: 16 - one} for one in (4, 8, 12)), key=lambda ranks: kept_share(known, ranks)
+    )
+    assert kept_share(known, chosen) == pytest.approx(kept_share(known, best))
+    assert kept_share(known, choose_ranks(known, 16)) == pytest.approx(1)
+    with pytest.raises(SettingError, match="a mean rank of 17 is out of range: 4 to 16"):
+        choose_ranks(known, 17)
+
+
+def test_ranks_by_layer_make_pages_of_their_own(file: Path) -> None:
+    changes = formats("lowrank", **{"cache.calibration": str(file), "cache.grouping": "layer"})
+    runner = Runner(build(changes | {"cache.rank": 16}))
+    request = runner.add(tokens(30), 24)
+    runner.step(4)
+    assert runner.engine.apply({"cache.rank_plan": "0=4"}).kinds == {"cache.rank_plan": "recode"}
+    runner.step(4)
+    assert [spec.rank for spec in runner.engine.stack.specs.full] == [4, 16]
+    assert "lowrank@layer~pre-rope/k16[0=4]" in runner.engine.stack.manager.keys.format_label
+    with pytest.raises(SettingError, match="cache.rank_plan names layer 2, but the model has 2"):
+        runner.engine.apply({"cache.rank_plan": "2=4"})
+    with pytest.raises(SettingError, match="cache.rank_plan: k_format = lowrank: rank 20 is above"):
+        runner.engine.apply({"cache.rank_plan": "1=20"})
+    runner.drain()
+    assert len(runner.outputs[request]) == 24
+
+
+@pytest.mark.parametrize("text", ["0", "a=4", "0=x", "0=0", "3-1=4", "0=4; 0=8"])
+def test_a_text_that_names_no_ranks_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="cache.rank_plan"):
+        parse_ranks(text)
+
+
+def test_ranks_by_layer_need_layers() -> None:
+    with pytest.raises(SettingError, match="cache.rank_plan gives layers ranks of their own"):
+        replace_settings(EngineConfig(), {"cache.rank_plan": "0=4"})
+    assert write_ranks(parse_ranks("0-3=48; 4, 6=8")) == "0-3=48; 4,6=8"

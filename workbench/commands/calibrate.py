@@ -18,6 +18,7 @@ def build_app() -> typer.Typer:
     app.command("plan")(plan)
     app.command("state")(state)
     app.command("scales")(scales)
+    app.command("ranks")(ranks)
     return app
 
 
@@ -115,6 +116,45 @@ def scales(
 
     lab = QualityPlan(context=context, scored=scored, num_windows=windows, weight_format=weights)
     _calibrate_and_measure(model, tokens, SCALED_FORMATS, lab, None, as_json=as_json)
+
+
+def ranks(
+    rank: Annotated[int, typer.Option(help="Numbers kept of a head's vector, mean over layers.")],
+    weights: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
+    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the setting as JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ranks by layer for the low-rank formats that keep most for a mean rank.
+
+    From what is stored of the model, or measured now. They go into `cache.rank_plan`.
+    """
+    import msgspec
+
+    from workbench.config import EngineConfig, replace_settings
+    from workbench.engine.calibrating import find_calibration
+    from workbench.lab.figures import Figure, print_report, report
+    from workbench.layer_plan import write_ranks
+    from workbench.model.load import load_model
+    from workbench.structural.compression.ranks import choose_ranks, kept_share
+
+    config = replace_settings(EngineConfig(), {"cache.k_format": "lowrank"})
+    known = find_calibration(config, load_model(model, weights))
+    assert known is not None, "the format needs one"
+    chosen = choose_ranks(known, rank)
+    text = write_ranks(chosen)
+    even = kept_share(known, dict.fromkeys(chosen, rank // 4 * 4))
+    figures = [
+        Figure(name="kept_share", value=kept_share(known, chosen), unit="share", note=text),
+        Figure(name="kept_share_even", value=even, unit="share", note="equal ranks"),
+    ]
+    if out is not None:
+        changes = {"cache.grouping": "layer", "cache.k_format": "lowrank",
+                   "cache.v_format": "lowrank", "cache.rank_plan": text}  # fmt: skip
+        out.write_bytes(msgspec.json.encode([{"name": f"ranks {rank}", **changes}]))
+    print_report(report(figures), as_json=as_json)
 
 
 def _calibrate_and_measure(

@@ -31,7 +31,7 @@ from workbench.config import (
 from workbench.engine.event_log import EventLog
 from workbench.engine.runner import ModelRunner
 from workbench.errors import CapacityError, SettingError
-from workbench.layer_plan import parse_plan, write_plan
+from workbench.layer_plan import parse_plan, parse_ranks, write_plan, write_ranks
 from workbench.model.load import LoadedModel
 from workbench.request import Request
 
@@ -96,16 +96,24 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
             f"cache.layer_plan names layer {max(plan)}, but the model has {geometry.num_layers}: "
             f"choose 0 to {geometry.num_layers - 1}"
         )
+    ranks = parse_ranks(cache.rank_plan)
+    if ranks and max(ranks) >= geometry.num_layers:
+        raise SettingError(
+            f"cache.rank_plan names layer {max(ranks)}, but the model has {geometry.num_layers}: "
+            f"choose 0 to {geometry.num_layers - 1}"
+        )
     full, unfilled = [], []
     for group in geometry.groups:
+        rank = ranks.get(group.layers[0], cache.rank)
         formats = plan.get(group.layers[0], (cache.k_format, cache.v_format))
         try:
-            spec = group.page_spec(dim, cache.block_size, *formats, cache.kivi_group, cache.rank)
+            spec = group.page_spec(dim, cache.block_size, *formats, cache.kivi_group, rank)
         except ValueError as error:
             if f"group of {cache.kivi_group} channels" in str(error):
                 raise SettingError(f"cache.kivi_group = {cache.kivi_group}: {error}") from None
-            if str(cache.rank) in str(error) and "rank" in str(error):
-                raise SettingError(f"cache.rank = {cache.rank}: {error}") from None
+            if f"rank {rank} " in str(error):
+                told = "cache.rank_plan" if group.layers[0] in ranks else f"cache.rank = {rank}"
+                raise SettingError(f"{told}: {error}") from None
             raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
         full.append(spec)
         waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
@@ -205,7 +213,10 @@ def _options(config: EngineConfig) -> str:
     cache = config.cache
     group = cache.kivi_group if used_formats(config) & set(GROUPED_FORMATS) else 0
     residual = cache.residual_tokens
-    rank = cache.rank if used_formats(config) & set(LOW_RANK_FORMATS) else 0
+    rank = ""
+    if used_formats(config) & set(LOW_RANK_FORMATS):
+        plan = write_ranks(parse_ranks(cache.rank_plan))
+        rank = (str(cache.rank) if cache.rank else "") + (f"[{plan}]" if plan else "")
     chosen = (("g", group), ("k", rank), ("r", residual))
     return "".join(f"/{name}{value}" for name, value in chosen if value)
 
@@ -257,8 +268,10 @@ def smallest_page_bytes(geometry: Geometry, config: EngineConfig) -> int:
     """Bytes of the smallest page any format makes: it fixes how many ids a slab has."""
     size, dim = config.cache.block_size, geometry.head_dim
     shapes = {(len(group.layers), len(group.kv_heads)) for group in geometry.groups}
-    rank = config.cache.rank
-    return min(_smallest(layers, heads, dim, size, rank) for layers, heads in shapes)
+    ranks = {config.cache.rank, *parse_ranks(config.cache.rank_plan).values()}
+    return min(
+        _smallest(*shape, dim, size, rank) for shape, rank in itertools.product(shapes, ranks)
+    )
 
 
 @functools.lru_cache(maxsize=64)  # a constant of the shape
