@@ -10,7 +10,7 @@ from workbench.engine.builtin import builtin_registry
 from workbench.engine.engine import Engine
 
 POLICIES = [name for name in RETENTION_POLICIES if name != "none"]
-OBSERVING = ["attention-mass", "h2o", "snapkv", "tova", "expected-attention"]
+OBSERVING = ["h2o", "expected-attention"]
 
 
 def kept(policy: str, **more: object) -> dict[str, object]:

@@ -19,9 +19,9 @@ def bounds_kernels() -> Iterator[tuple]:
                  "pos": "*i64", "bounds": "*bf16"}  # fmt: skip
         yield f"bounds {fmt}", triton_bounds.bounds_kernel, constants, types
     constants = {"H": 3, "G": 3, "D": 64, "BLOCK_G": 16, "BLOCK_P": triton_bounds.SCORE_BLOCK}
-    types = {"q": "*bf16", "bounds": "*bf16", "rows": "*i64", "scores": "*fp32"}
+    types = {"q": "*bf16", "bounds": "*bf16", "rows": "*i64", "scores": "*fp32", "pages": "i32"}
     yield "score pages", triton_bounds.score_kernel, constants, types
-    types = {"scores": "*fp32", "last": "*i64", "counts": "*i64", "chosen": "*i64"}
+    types = {"scores": "*fp32", "last": "*i64", "counts": "*i64", "chosen": "*i64", "pages": "i32"}
     yield "select pages", triton_bounds.select_kernel, {"BLOCK_P": SELECTED_PAGES}, types
 
 

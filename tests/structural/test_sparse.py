@@ -86,7 +86,11 @@ def test_all_pages_read_is_the_dense_answer_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    "formats", ["fp32", "int4_rotated", "kivi4", "turbo3", "lowrank", "kvquant4"]
+    "formats",
+    ["fp32", "kivi4", "kvquant4"]
+    + [
+        pytest.param(name, marks=pytest.mark.long) for name in ("int4_rotated", "turbo3", "lowrank")
+    ],
 )
 def test_bounds_follow_their_pages(formats: str) -> None:
     """Evictions, a swap, tiers, recomputation and a recode: the check after each step holds."""
