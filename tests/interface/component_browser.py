@@ -85,6 +85,7 @@ def opened(
     address = server.start()
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
+    page.set_default_timeout(90_000)  # the machine may be busy
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address + query)

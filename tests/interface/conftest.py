@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext
 
 from app import engine_owner
 from tests.interface.component_browser import chromium
@@ -14,6 +14,14 @@ def browser(chromium_path: str) -> Iterator[Browser]:
     """One headless browser for all tests of this folder; each opens contexts of its own."""
     with chromium(chromium_path) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One user's browser for the tabs of a module."""
+    found = browser.new_context(color_scheme="light")
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import BrowserContext
 
 from tests.interface.dashboard import Dashboard, Tab, wait_for
 
@@ -22,8 +22,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
 
 
 @pytest.fixture(scope="module")
-def first_tab(browser: Browser, dashboard: Dashboard) -> Iterator[Tab]:
-    opened = Tab(browser, dashboard.url)
+def first_tab(context: BrowserContext, dashboard: Dashboard) -> Iterator[Tab]:
+    opened = Tab(context, dashboard.url)
     opened.drive()
     opened.slow()
     yield opened
@@ -177,10 +177,10 @@ def test_the_three_buttons(tab: Tab) -> None:
 
 
 def test_a_second_tab_watches_and_takes_over(
-    tab: Tab, browser: Browser, dashboard: Dashboard
+    tab: Tab, context: BrowserContext, dashboard: Dashboard
 ) -> None:
     first = tab
-    second = Tab(browser, dashboard.url)
+    second = Tab(context, dashboard.url)
     second.key("take_over").wait_for()
     knob = "knob_scheduling_token_budget"
     assert second.key(knob).locator("input").is_disabled()
@@ -216,9 +216,11 @@ def test_a_reload_keeps_driving(tab: Tab) -> None:
     assert tab.key("take_over").count() == 0
 
 
-def test_a_link_is_offered_and_a_bad_setting_named(browser: Browser, dashboard: Dashboard) -> None:
+def test_a_link_is_offered_and_a_bad_setting_named(
+    context: BrowserContext, dashboard: Dashboard
+) -> None:
     link = dashboard.url + "?cache.kformat=int8&tiers.dram_mib=32&scheduling.chunk_tokens=64"
-    tab = Tab(browser, link)
+    tab = Tab(context, link)
     tab.page.get_by_text("unknown setting 'cache.kformat'").wait_for()
     tab.key("offer").get_by_text("Apply these 2 changes").wait_for()
     tab.drive()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import BrowserContext
 
 from tests.interface.dashboard import Dashboard, Tab, wait_for
 from workbench.model.fetch import cached_path
@@ -48,8 +48,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Browser, dashboard: Dashboard) -> Iterator[Tab]:
-    opened = Tab(browser, dashboard.url)
+def tab(context: BrowserContext, dashboard: Dashboard) -> Iterator[Tab]:
+    opened = Tab(context, dashboard.url)
     opened.drive()
     opened.page.get_by_label("Pause").click()  # leaves the processor to the job
     opened.wait_snapshot("s.state === 'paused'")
