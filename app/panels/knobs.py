@@ -36,6 +36,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "cache.layer_plan", "cache.kivi", "cache.residual", "cache.rank", "cache.outlier",
             "cache.calibration",
         ),
+        "sparse": ("retention.sparse",),
         "kept": ("retention.",),
         "reuse": (
             "cache.prefix", "cache.partial", "cache.index", "cache.prompt", "cache.min_cacheable",
