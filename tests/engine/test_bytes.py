@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -51,8 +52,22 @@ def test_ledger_lines_add_up_to_the_storages() -> None:
     assert total["scratch"] == stack.store.scratch.bytes
     assert total["dram_tier"] == runner.engine.hierarchy.stats().host_allocated_bytes
     assert total["weights"] == runner.engine.model.decoder.weight_bytes
-    assert sum(total.values()) == rss
+    assert sum(total.values()) == rss  # `other` is what is left
     runner.drain()
+
+
+def test_what_the_ledger_cannot_name_was_there_before() -> None:
+    """An engine's arena is claimed, so `other` stays what the process had, but for 5 % of it."""
+    large = {"cache.block_size": 64, "cache.hbm_budget_mib": 8.0}  # few pages to keep books of
+    Runner(build(large, 24)).one(tokens(20), 2)
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    engine = build(large | {"cache.hbm_budget_mib": 128.0}, 24)
+    engine.stack.store.arena.fill_(1)  # resident from now on
+    lines, rss = ledger(engine)
+    sizes = {line.name: line.num_bytes for line in lines}
+    assert rss - before > 0.95 * 128 * MIB
+    assert abs(sizes["other"] + sizes["weights"] - before) < 0.05 * 128 * MIB
 
 
 def test_rebuild_frees_the_old_arena() -> None:

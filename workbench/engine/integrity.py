@@ -1,4 +1,8 @@
-"""The invariants I1-I12 of the architecture, checked on a live engine."""
+"""Invariants that hold between any two steps, checked on a live engine: I1-I4, I7, I10.
+
+Here and in the tiers' own check. The others are about what happens: a failed allocation (I5), a
+batch (I6), progress (I8, `watchdog`), tokens (I9, I11) and hits (I12); tests hold those.
+"""
 
 from typing import TYPE_CHECKING
 
