@@ -99,9 +99,9 @@ def test_occupancy_is_told_in_bytes(tmp_path: Path) -> None:
       return ["", ".short", ".spoken"].map((kind) => words(`tier.figures${kind}`, values));""",
       frame_of(Plan(tick=3)))  # fmt: skip
     assert [text.replace("\u00a0", " ") for text in figures] == [
-        "60 % used, 18 % cached: 38.1 + 11.4, 14.3 free of 64 MiB",
         "38.1 used, 11.4 cached, 14.3 free of 64 MiB",
-        "38.1 MiB used, 11.4 MiB cached, 14.3 MiB free of 64 MiB",
+        "38.1 used, 11.4 cached, 14.3 MiB free",
+        "38.1 MiB used (60 %), 11.4 MiB cached (18 %), 14.3 MiB free of 64 MiB",
     ]
 
 

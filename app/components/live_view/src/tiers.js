@@ -10,7 +10,7 @@ export function occupancy(view) {
   const told = { capacity: bytes(view.capacity_bytes) };
   for (const [name, value] of Object.entries(parts)) {
     told[name] = bytesIn(value, view.capacity_bytes);
-    told[`${name}_bytes`] = bytes(value);
+    told[`${name}_bytes`] = name === "free" ? `${told.free}\u00a0${told.capacity.split("\u00a0")[1]}` : bytes(value);
     told[`${name}_percent`] = Math.round((100 * value) / Math.max(1, view.capacity_bytes));
   }
   return told;
