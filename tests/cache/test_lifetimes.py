@@ -28,12 +28,15 @@ class Caller(Runner):
         self.clock = ManualClock()
         super().__init__(build(EXPLICIT | (changes or {}), clock=self.clock, **more))
         self.usages: dict[str, CacheUsage] = {}
+        self.checked = False
 
     def ask(self, prompt: list[int], points: list[CacheBreakpoint] | None = None,
             **more: Any) -> CacheUsage:  # fmt: skip
         request_id = self.add(prompt, 3, cache_control=points or [], **more)
         self.drain()
-        assert_naive(model(), prompt, self.outputs[request_id])
+        if points and not self.checked:  # once a test: that what is kept answers as it should
+            assert_naive(model(), prompt, self.outputs[request_id])
+            self.checked = self.usages[request_id].cache_read_input_tokens > 0
         usage = self.usages[request_id]
         assert usage.cache_read_input_tokens <= len(prompt) - 1  # I12
         assert len(prompt) == (usage.input_tokens + usage.cache_read_input_tokens

@@ -30,7 +30,7 @@ def cached_tokens(runner: Runner, prompt: list[int], max_tokens: int = 6, **more
 
 
 @pytest.mark.parametrize("index", PREFIX_INDEXES)
-@pytest.mark.parametrize("common", [1, 3, 4, 5, 10, 15])
+@pytest.mark.parametrize("common", [1, 4, 10, 15])
 def test_a_hit_ends_where_the_texts_part(index: str, common: int) -> None:
     runner = runner_of(index)
     shared = tokens(common)
@@ -41,7 +41,7 @@ def test_a_hit_ends_where_the_texts_part(index: str, common: int) -> None:
 
 
 @pytest.mark.parametrize("index", PREFIX_INDEXES)
-@pytest.mark.parametrize("length", [2, 4, 5, 8, 9])
+@pytest.mark.parametrize("length", [2, 4, 9])
 def test_the_same_prompt_leaves_one_token(index: str, length: int) -> None:
     """I12: a block that is cached whole is hit up to its last token but one."""
     runner = runner_of(index)

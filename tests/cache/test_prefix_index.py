@@ -33,8 +33,8 @@ def rows_of(text: list[int], root: bytes, lineage: str = "fp32") -> list[Row]:
 
 
 def found(index: PrefixIndex, text: list[int], root: bytes) -> list[bytes]:
-    chain = chain_keys(root, text, SIZE)
-    return [row.key for row in index.match(Text(text, root, SIZE, lambda: chain), "fp32", 99)]
+    wanted = Text(text, SIZE, lambda: root, lambda: chain_keys(root, text, SIZE))
+    return [row.key for row in index.match(wanted, "fp32", 99)]
 
 
 def pair() -> list[PrefixIndex]:
@@ -42,7 +42,7 @@ def pair() -> list[PrefixIndex]:
 
 
 @given(changes)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 def test_both_find_the_same_rows(steps: list[tuple[str, list[int], bytes, int]]) -> None:
     """Rows go in any order here, from the middle too: what is out of reach comes back the same."""
     both = pair()
@@ -69,7 +69,7 @@ def test_both_find_the_same_rows(steps: list[tuple[str, list[int], bytes, int]])
 
 
 @given(st.lists(texts, max_size=12), texts)
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_the_closest_block_shares_most(cached: list[list[int]], text: list[int]) -> None:
     for index in pair():
         for each in cached:
@@ -126,7 +126,7 @@ def test_tokens_do_not_depend_on_the_index(name: str, eviction: str) -> None:
                            "cache.eviction": eviction}))  # fmt: skip
     shared = tokens(14)
     prompts = [shared[: 2 * seed] + tokens(20, seed) for seed in range(8)]
-    for prompt in [*prompts, *prompts[::-1]]:
+    for prompt in [*prompts, *prompts[:4]]:
         assert_naive(model(), prompt, runner.one(prompt, 4))
     assert runner.engine.stack.pool.num_evicted_rows > 0
     assert runner.engine.metrics.hit_tokens > 0

@@ -51,8 +51,6 @@ class BlockPool(BlockState):
         self._slab_live = np.zeros(num_slabs, np.int32)  # pages referenced
         self._unassigned = list(range(num_slabs - 1, -1, -1))
 
-    # ---- classes and slabs
-
     def class_of(self, spec: PageSpec) -> int:
         """Index of a page class, added when it is new."""
         if spec in self.classes:

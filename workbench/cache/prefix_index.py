@@ -41,12 +41,12 @@ class Row:
 class Text:
     """What is looked for: tokens, the key of the empty prefix before them, and their chain keys.
 
-    `chain()` hashes; an index that compares tokens does not call it.
+    Both `root()` and `chain()` hash: an index calls only what it needs.
     """
 
     token_ids: Sequence[int]
-    root_key: PrefixKey
     block_size: int
+    root: Callable[[], PrefixKey]
     chain: Callable[[], Sequence[PrefixKey]]
 
 

@@ -60,7 +60,7 @@ class RadixIndex(RowTable):
         """Rows of the text's longest cached prefix under a lineage, at most `most` of them."""
         size, tokens = text.block_size, text.token_ids
         rows: list[Row] = []
-        key = tagged_key(text.root_key, lineage)
+        key = tagged_key(text.root(), lineage)
         while len(rows) < most and (edges := self._edges.get(key)):
             at = len(rows) * size
             node = edges.get(tuple(tokens[at : at + size]))

@@ -55,8 +55,8 @@ class RequestKeys:
         """What an index looks for."""
         return Text(
             request.token_ids,
-            self._root_key(request),
             self._block_size,
+            lambda: self._root_key(request),
             lambda: self.chain(request),
         )
 

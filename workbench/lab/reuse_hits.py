@@ -69,7 +69,7 @@ def _manager(index: str, block_size: int, cache_tokens: int) -> KVCacheManager:
     spec = geometry.groups[0].page_spec(16, block_size, "bf16", "bf16")
     num_blocks = max(1, cache_tokens // block_size)
     pool = BlockPool(
-        num_slabs=num_blocks, slab_bytes=spec.page_bytes, smallest_page_bytes=spec.page_bytes,
+        num_slabs=1, slab_bytes=num_blocks * spec.page_bytes, smallest_page_bytes=spec.page_bytes,
         index=builtin_registry().create("index", index, _ignore, _ignore), before_evict=_ignore,
     )  # fmt: skip
     return KVCacheManager(
