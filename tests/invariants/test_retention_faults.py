@@ -39,8 +39,9 @@ def test_07_pages_hold_kv_heads_whatever_query_heads_say(policy: str, reduce: st
 @pytest.mark.parametrize("policy", POLICIES)
 def test_08_a_chunk_is_attended_before_anything_of_it_goes(policy: str) -> None:
     """VeloxQuant #370: the logits of the step that evicts are those of the full cache."""
-    logits = []
-    for changes in (kept(policy), {"cache.prefix_caching": False}):
+    logits: list[torch.Tensor] = []
+    once = kept(policy, **{"retention.when": "prefill"})
+    for number, changes in enumerate((once, {"cache.prefix_caching": False}), 1):
         engine = build(changes | {"scheduling.chunk_tokens": 64, "scheduling.token_budget": 64})
         engine.add_request(spec(tokens(40), 2))
         run = engine.stack.runner.run
@@ -51,7 +52,7 @@ def test_08_a_chunk_is_attended_before_anything_of_it_goes(policy: str) -> None:
             return result
 
         engine.stack.runner.run = ran
-        while not logits or len(logits) < (1 if changes == kept(policy) else 2):
+        while len(logits) < number:
             engine.step()
             if logits and logits[-1].shape[0] == 0:
                 logits.pop()
