@@ -82,8 +82,11 @@ def test_capacity_figures(capacity: dict[str, Figure]) -> None:
     assert capacity["rss_error"].unit == "%"
 
 
-def test_resident_memory_grows_as_the_ledger_says() -> None:
-    plan = CapacityPlan(budget_mib=16.0, random_layers=24)
-    result = admit("fp32", plan)
-    assert result.written_bytes > 12 * 2**20
-    assert abs(result.rss_growth_bytes / result.ledger_bytes - 1) < 0.25
+@pytest.mark.parametrize(("budget_mib", "share"), [
+    (16.0, 0.15), pytest.param(48.0, 0.05, marks=pytest.mark.long),
+])  # fmt: skip
+def test_resident_memory_grows_as_the_ledger_says(budget_mib: float, share: float) -> None:
+    """What a process keeps besides is about 1.3 MiB, so 5 % is asked of a large arena."""
+    result = admit("fp32", CapacityPlan(budget_mib=budget_mib, random_layers=24))
+    assert result.written_bytes > 0.75 * budget_mib * 2**20
+    assert abs(result.rss_growth_bytes / result.ledger_bytes - 1) < share
