@@ -96,7 +96,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 1,
 }
 
-NUM_ROWS = 51
+NUM_ROWS = 56
 
 
 def accepts(row: Row) -> bool:
