@@ -235,3 +235,16 @@ def test_ranks_by_layer_need_layers() -> None:
     with pytest.raises(SettingError, match="cache.rank_plan gives layers ranks of their own"):
         replace_settings(EngineConfig(), {"cache.rank_plan": "0=4"})
     assert write_ranks(parse_ranks("0-3=48; 4, 6=8")) == "0-3=48; 4,6=8"
+
+
+def test_a_file_is_read_once_by_an_engine(file: Path, tmp_path: Path) -> None:
+    """Resident pages were written with what it held then."""
+    own = tmp_path / "own.safetensors"
+    own.write_bytes(file.read_bytes())
+    engine = build(formats("lowrank", **{"cache.calibration": str(own)}))
+    first = engine.calibration.fingerprint
+    calibrate(model(), 128, own)
+    engine.apply({"cache.rank": 12})
+    assert engine.calibration.fingerprint == first
+    other = build(formats("lowrank", **{"cache.calibration": str(own)}))
+    assert other.calibration.fingerprint != first

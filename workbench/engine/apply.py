@@ -62,7 +62,7 @@ def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
     config, kinds = _plan(engine, changes)
     previous = difference(engine.config, config)
     applied = difference(config, engine.config)
-    calibration = find_calibration(config, engine.model)
+    calibration = find_calibration(config, engine.model, engine.calibration)
     before, _ = _blocks(engine, config, kinds)
     if any(path.startswith("tiers.") for path in kinds):
         engine.hierarchy.configure(config.tiers)  # TierError leaves everything as it was

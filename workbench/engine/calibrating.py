@@ -15,19 +15,25 @@ LEAST_TOKENS = 64
 OWN = ("needed", "all")  # values of cache.calibration that mean the model's own file
 
 
-def find_calibration(config: EngineConfig, model: LoadedModel) -> Calibration | None:
+def find_calibration(
+    config: EngineConfig, model: LoadedModel, known: Calibration | None = None
+) -> Calibration | None:
     """The calibration that a config's pages depend on, measured now where none is stored yet.
 
-    Raises SettingError for a file that cannot serve.
+    A file that is `known` is not read again: another may have its name by now, and pages that are
+    resident were written with the first. Raises SettingError for a file that cannot serve.
     """
     wanted = config.cache.calibration
     if wanted == "needed" and not used_formats(config) & set(CALIBRATED_FORMATS):
         return None
-    if wanted in OWN:
-        path = default_path(model.decoder)
-        found = load(path, model.decoder) if path.exists() else calibrate(model, AUTO_TOKENS)
+    own = wanted in OWN
+    path = default_path(model.decoder) if own else Path(wanted).expanduser()
+    if known is not None and known.path == path:
+        found = known
+    elif own and not path.exists():
+        found = calibrate(model, AUTO_TOKENS)
     else:
-        found = load(Path(wanted).expanduser(), model.decoder)
+        found = load(path, model.decoder)
     pre_rope = rope_mode(config) != "stored"
     return dataclasses.replace(found, scales=wanted != "needed", pre_rope=pre_rope)
 
