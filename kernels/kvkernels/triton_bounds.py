@@ -111,7 +111,7 @@ def update_bounds(
 def score_kernel(
     q, bounds, rows, scores, layer, num_layers, num_groups, num_rows, pages,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_P: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Largest bound over the heads of a group, for one query row and a block of pages."""
     token = tl.program_id(0) // num_groups
@@ -123,20 +123,18 @@ def score_kernel(
     dims = tl.arange(0, D)
     share = tl.arange(0, BLOCK_G)
     best = tl.full([BLOCK_P], float("-inf"), tl.float32)
-    for head in tl.static_range(H):
+    for head in range(H):
         at = (token * num_groups + group) * (H * G) + head * G + share
         query = tl.load(
             q + at[:, None].to(tl.int64) * D + dims[None, :], mask=(share < G)[:, None], other=0
-        ).to(tl.float32)
+        ).to(DOT)
         where = ((row * num_layers + layer) * H + head) * (2 * D)
         low = tl.load(bounds + where[:, None] + dims[None, :], mask=live[:, None], other=0)
         high = tl.load(bounds + where[:, None] + D + dims[None, :], mask=live[:, None], other=0)
-        upper = tl.dot(
-            tl.maximum(query, 0.0), tl.trans(high.to(tl.float32)), input_precision="ieee"
-        )
-        upper += tl.dot(
-            tl.minimum(query, 0.0), tl.trans(low.to(tl.float32)), input_precision="ieee"
-        )
+        positive = tl.where(query > 0, query, 0.0).to(DOT)
+        negative = tl.where(query < 0, query, 0.0).to(DOT)
+        upper = tl.dot(positive, tl.trans(high.to(DOT)), input_precision="ieee")
+        upper = tl.dot(negative, tl.trans(low.to(DOT)), upper, input_precision="ieee")
         upper = tl.where((share < G)[:, None], upper, float("-inf"))
         best = tl.maximum(best, tl.max(upper, 0))
     tl.store(scores + line + p, tl.where(live, best, float("-inf")), mask=p < pages)
@@ -163,6 +161,10 @@ def score_pages(q: Tensor, bounds: Tensor, layer: int, rows: Tensor) -> Tensor:
         D=dim,
         BLOCK_G=max(16, triton.next_power_of_2(share)),
         BLOCK_P=SCORE_BLOCK,
+        # bf16 times bf16 is exact in fp32; the interpreter multiplies bf16 wrongly
+        DOT=tl.float32
+        if q.dtype != torch.bfloat16 or triton.knobs.runtime.interpret
+        else tl.bfloat16,
     )
     return scores
 

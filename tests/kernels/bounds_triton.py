@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import triton
+import triton.language as tl
 from kvkernels import triton_bounds
 from kvkernels.layout import PageSpec
 from kvkernels.triton_formats import page_of, plane_of
@@ -18,7 +19,8 @@ def bounds_kernels() -> Iterator[tuple]:
         types = {"k_arena": "*bf16" if fmt == "bf16" else "*u8", "offsets": "*i64", "rows": "*i64",
                  "pos": "*i64", "bounds": "*bf16"}  # fmt: skip
         yield f"bounds {fmt}", triton_bounds.bounds_kernel, constants, types
-    constants = {"H": 3, "G": 3, "D": 64, "BLOCK_G": 16, "BLOCK_P": triton_bounds.SCORE_BLOCK}
+    constants = {"H": 3, "G": 3, "D": 64, "BLOCK_G": 16, "BLOCK_P": triton_bounds.SCORE_BLOCK,
+                 "DOT": tl.bfloat16}  # fmt: skip
     types = {"q": "*bf16", "bounds": "*bf16", "rows": "*i64", "scores": "*fp32", "pages": "i32"}
     yield "score pages", triton_bounds.score_kernel, constants, types
     types = {"scores": "*fp32", "last": "*i64", "counts": "*i64", "chosen": "*i64", "pages": "i32"}
