@@ -14,6 +14,7 @@ from workbench.cache.eviction import evict_pages, keep_slots
 from workbench.cache.geometry import build_geometry
 from workbench.cache.keys import CacheIdentity, PrivateKey
 from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import HashIndex
 from workbench.cache.radix_index import RadixIndex
@@ -48,10 +49,12 @@ class DrivenCache:
         )  # fmt: skip
         self.identity = 0
         self.store = PageStore(num_slabs * slab, "cpu")
+        self.clock = ManualClock()
+        self.lifetimes = self.pool.lifetimes = Lifetimes(self.clock)
         self.manager = KVCacheManager(
             pool=self.pool, geometry=geometry, classes=[self.pool.class_of(s) for s in specs],
             block_size=SIZE, max_model_len=256, format_label="fp32", root_key=self.root_key,
-            store=self.store,
+            store=self.store, lifetimes=self.lifetimes,
         )  # fmt: skip
         row_bytes = sum(spec.page_bytes for spec in specs)
         self.hierarchy = Hierarchy(
@@ -75,11 +78,15 @@ class DrivenCache:
         tokens = text[:length] + [200 + self.named % 50] * own
         request = Request(str(self.named), RequestSpec(token_ids=tokens, salt=salt), tokens, 0.0)
         request.owner = self.named % 255
+        if self.named % 3 == 0 and tokens:  # prompt caching
+            request.breakpoints = [(len(tokens), "5m")]
         self.waiting.append(request)
 
     def admit(self, request: Request, chunk: int, reserve: int) -> None:
         hit = self.manager.find_prefix(request)
         assert hit.num_tokens <= request.num_tokens - 1  # I12
+        if self.manager.lookup.explicit and not request.breakpoints:
+            assert hit.num_tokens == 0  # who marks nothing reads nothing
         if request.status is not RequestStatus.LOADING:
             self.settle()
             if self.fetcher.consider(request, hit) is Fetch.LOADING:

@@ -39,13 +39,15 @@ class Cache(DrivenCache, RuleBasedStateMachine):
         num_layers=st.sampled_from([2, 3, 3]),
         num_slabs=st.sampled_from([12, 16, 20, 28]), disk=st.booleans(),
         index=st.sampled_from(["hash", "radix"]), partial=st.booleans(),
+        explicit=st.sampled_from([False, False, True]),
     )  # fmt: skip
     def start(
-        self, grouping: str, num_layers: int, num_slabs: int, disk: bool, index: str, partial: bool
+        self, grouping: str, num_layers: int, num_slabs: int, disk: bool, index: str, partial: bool,
+        explicit: bool,
     ) -> None:
         """Two requests share a prefix from the start, and a third comes back to it."""
         self.build(grouping, num_layers, num_slabs, disk, index)
-        self.manager.lookup.partial_hits = partial
+        self.manager.lookup.partial_hits, self.manager.lookup.explicit = partial, explicit
         self.guard = ByteGuard()
         self.rng = np.random.default_rng(0)
         for own in range(2):
@@ -118,6 +120,11 @@ class Cache(DrivenCache, RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         self.forget(data.draw(st.sampled_from(self.requests + self.waiting)))
 
+    @rule(seconds=st.sampled_from([100.0, 300.0]))
+    def wait(self, seconds: float) -> None:
+        """Lifetimes of prompt caching go on, and end."""
+        self.clock.advance(seconds)
+
     @rule(kind=st.sampled_from(FAULTS))
     def damage(self, kind: str) -> None:
         self.settle()
@@ -156,13 +163,23 @@ class Cache(DrivenCache, RuleBasedStateMachine):
         if not hasattr(self, "guard"):
             return
         stack = SimpleNamespace(pool=self.pool, manager=self.manager, store=self.store,
-                                budget_bytes=self.store.num_bytes)  # fmt: skip
+                                budget_bytes=self.store.num_bytes,
+                                runner=SimpleNamespace(bounds=None))  # fmt: skip
         integrity.verify(SimpleNamespace(  # type: ignore[arg-type]
             stack=stack, byte_guard=self.guard, hierarchy=self.hierarchy,
             scheduler=SimpleNamespace(running=self.requests, waiting=self.waiting),
             config=SimpleNamespace(cache=SimpleNamespace(block_size=SIZE)),
         ))  # fmt: skip
         self.guard.record(stack)  # type: ignore[arg-type]
+
+    @invariant()
+    def kept_blocks_are_those_of_living_entries(self) -> None:
+        """Prompt caching: a block is kept as long as one entry that contains it lives."""
+        if not hasattr(self, "guard"):
+            return
+        now, entries = self.clock.now_s(), self.lifetimes._entries.values()
+        alive = {key for each in entries if each.expires_s > now for key in each.chain}
+        assert alive == {key for key in self.lifetimes._until if self.lifetimes.keeps(key)}
 
     @invariant()
     def private_entries_are_leased(self) -> None:
