@@ -25,6 +25,9 @@ def pairwise(
     rng = random.Random(0)
     found: dict[Pair, Row | None] = {}
     allowed: dict[tuple[str, Any], list[Row]] = defaultdict(list)
+    first = {name: choices[0] for name, choices in values.items()}
+    for half in first.items() if accepts(first) else ():  # what goes with few others starts here
+        allowed[half].append(first)
     for pair in _pairs(values):
         found[pair] = row = _completion(pair, values, accepts, allowed, rng)
         for half in (row or {}).items():
