@@ -178,7 +178,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the memory ledger, in bytes."""
 
-    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
+    # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
+    name: str
     num_bytes: int
     detail: str = ""
 

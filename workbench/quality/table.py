@@ -27,8 +27,12 @@ def figures_of(reports: Sequence[QualityReport]) -> list[Figure]:
             ("perplexity", report.perplexity, "", diff),
             ("bits_per_element", report.bytes.bits_per_element, "bits", ""),
             ("ratio_to_bf16", report.bytes.ratio_to_bf16, "", ""),
-            ("read_per_token", report.bytes.read_per_token, "bytes",
-             f"bounds of {report.bytes.bounds} bytes beside the pages"),
+            (
+                "read_per_token",
+                report.bytes.read_per_token,
+                "bytes",
+                f"bounds of {report.bytes.bounds} bytes beside the pages",
+            ),
             ("tokens_per_mib", report.bytes.tokens_per_mib, "tokens/MiB", ""),
         ]
         values += [
