@@ -42,7 +42,13 @@ class Cache(DrivenCache, RuleBasedStateMachine):
         explicit=st.sampled_from([False, False, True]),
     )  # fmt: skip
     def start(
-        self, grouping: str, num_layers: int, num_slabs: int, disk: bool, index: str, partial: bool,
+        self,
+        grouping: str,
+        num_layers: int,
+        num_slabs: int,
+        disk: bool,
+        index: str,
+        partial: bool,
         explicit: bool,
     ) -> None:
         """Two requests share a prefix from the start, and a third comes back to it."""

@@ -155,9 +155,7 @@ class StepAttention:
             return out, mass
         rows = torch.from_numpy(self._rest_rows).to(q.device)
         lens = self._q_lens[sparse.others]
-        out[rows], other = self._whole(
-            layer_set, local, q[rows], self._rest[layer_set.index], lens
-        )
+        out[rows], other = self._whole(layer_set, local, q[rows], self._rest[layer_set.index], lens)
         if mass is None or other is None:
             return out, None
         width = max(mass.shape[-1], other.shape[-1])
