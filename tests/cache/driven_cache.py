@@ -33,7 +33,12 @@ class DrivenCache:
     """What rules are made of; each does what scheduler and engine do at that point."""
 
     def build(
-        self, grouping: str, num_layers: int, num_slabs: int, disk: bool, index_name: str
+        self,
+        grouping: str,
+        num_layers: int,
+        num_slabs: int,
+        disk: bool,
+        index_name: str = "hash",
     ) -> None:
         geometry = build_geometry(
             grouping, num_layers=num_layers, num_kv_heads=1, head_dim=HEAD_DIM

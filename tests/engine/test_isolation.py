@@ -36,6 +36,7 @@ def test_a_policy_that_raises_ends_only_its_request() -> None:
             "cache.hbm_budget_mib": 1.0,
             "cache.block_size": 4,
             "retention.policy": "sink+window",
+            "retention.budget_tokens": 16,
             "retention.sink_tokens": 4,
             "retention.window_tokens": 8,
         },
