@@ -20,7 +20,7 @@ WHOLE = {"scheduling.chunk_tokens": 64, "scheduling.token_budget": 64}
 def test_ranks_of_all_tokens_are_their_positions(grouping: str, preemption: str) -> None:
     """Nothing is evicted, so rotation at read must give the naive loop's tokens (I9)."""
     runner = Runner(build(COMPACT | TIERS | {
-        "cache.hbm_budget_mib": pages(24), "scheduling.admit_whole_prompt": False,
+        "cache.hbm_budget_mib": pages(32), "scheduling.admit_whole_prompt": False,
         "scheduling.preemption": preemption, "cache.grouping": grouping}))  # fmt: skip
     serve(runner, seed=9, num_requests=6, longest=40)
     assert runner.engine.metrics.num_preemptions > 0
