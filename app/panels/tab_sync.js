@@ -32,7 +32,7 @@ function isOld(data, now, store) {
 function watch(entry) {
   const store = globalThis[STORES]?.get(entry.data.live_url);
   if (!store) return false;
-  let timer = 0, sentAt = -AGAIN_MS, sentFor = "", seen = 0;
+  let timer = 0, sentAt = -AGAIN_MS, sentFor = "";
   const compare = () => {
     timer = 0;
     const now = face(store);
@@ -44,12 +44,7 @@ function watch(entry) {
     entry.send("sync");
   };
   const unsubscribe = store.subscribe(() => {
-    const now = face(store);
-    if (!isOld(entry.data, now, store)) return;
-    if (timer && now.version === seen) return;
-    seen = now.version; // key presses one after the other: the page waits for the last
-    clearTimeout(timer);
-    timer = setTimeout(compare, SETTLE_MS);
+    if (!timer && isOld(entry.data, face(store), store)) timer = setTimeout(compare, SETTLE_MS);
   });
   entry.stop = () => { clearTimeout(timer); unsubscribe(); };
   return true;

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app.panels.page import Page, held, open_page
+from app.panels.page import Page, current_page, held
 
 KEY = "tab_sync"
 _component = st.components.v2.component(
@@ -30,7 +30,7 @@ def tab_told() -> None:
     command = state.get("command") if state else None
     if not command:
         return
-    page = open_page()  # no control was used: this run may be the browser's Back as well
+    page = current_page()
     page.state.tab = str(command.get("tab", ""))
     if command.get("name") == "hello":
         page.engine.driver.claim(page.state.tab)  # a new tab drives if nobody else is there

@@ -27,7 +27,9 @@ def show_live() -> None:
     with st.container(key="columns", horizontal=True, wrap=False, gap="small"):
         if not page.state.present_act:
             with st.container(key="knobs", width=KNOBS_PX, gap=None):
-                _knob_column()
+                show_answer(page)
+                with st.container(key="knob_groups", gap=None):
+                    show_knobs(page)
         else:
             st.empty()  # keeps the picture's place, so that it is not made anew
         with st.container(key="middle", width="stretch", gap="xsmall"):
@@ -38,19 +40,6 @@ def show_live() -> None:
                 show_part(page, "side")
             show_chat(page)
     show_copy(page)
-    write_address(page)
-
-
-@st.fragment
-def _knob_column() -> None:
-    """Answer and knobs, which a knob draws anew alone: the picture gets the processor first.
-
-    The rest of the page follows once the picture has settled (`tab_sync.js`).
-    """
-    page = open_page()
-    show_answer(page)
-    with st.container(key="knob_groups", gap=None):
-        show_knobs(page)
     write_address(page)
 
 
