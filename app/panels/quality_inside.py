@@ -17,9 +17,9 @@ from app.quality.figures import (
 from app.quality.jobs import Result
 from app.text import Texts
 from app.text.sentences import escape
-from workbench.config import WEIGHT_FORMATS
 from workbench.quality.job_protocol import NamedSetting, ProbesLine
 from workbench.quality.plan import QualityPlan
+from workbench.settings.model import WEIGHT_FORMATS
 
 SPACES = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥"})
 

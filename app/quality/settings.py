@@ -5,13 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.config import (
-    GROUPED_FORMATS,
-    EngineConfig,
-    all_settings,
-    get_setting,
-    replace_settings,
-)
+from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
 from workbench.errors import SettingError
 from workbench.quality.job_protocol import (
     MAX_SETTINGS,
@@ -20,6 +14,7 @@ from workbench.quality.job_protocol import (
     check_setting,
     quality_changes,
 )
+from workbench.settings.formats import GROUPED_FORMATS
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_NAME = 60

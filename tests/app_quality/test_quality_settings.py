@@ -13,7 +13,7 @@ from app.quality.figures import head_counts, heads_bytes
 from app.quality.jobs import Result
 from app.quality.pareto import frontier, pareto_figure, place_labels
 from app.text import load_texts
-from workbench.config import KV_FORMATS, EngineConfig, get_setting, replace_settings
+from workbench.config import EngineConfig, get_setting, replace_settings
 from workbench.errors import SettingError
 from workbench.quality import byte_report, engines, job_protocol, probes, report
 from workbench.quality.job_protocol import (
@@ -24,6 +24,7 @@ from workbench.quality.job_protocol import (
     check_setting,
     quality_changes,
 )
+from workbench.settings.formats import KV_FORMATS
 
 
 def test_every_format_and_policy_can_be_measured() -> None:

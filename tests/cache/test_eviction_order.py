@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engine.harness import Runner, assert_naive, build, model, pages, tokens
-from workbench.config import EVICTION_ORDERS
 from workbench.engine.builtin import builtin_registry
+from workbench.settings.cache import EVICTION_ORDERS
 
 
 def test_every_setting_has_an_implementation() -> None:

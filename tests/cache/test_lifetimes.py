@@ -8,9 +8,9 @@ import pytest
 from tests.engine.harness import Runner, assert_naive, build, model, pages, tokens
 from workbench.cache_control import CacheBreakpoint, CacheUsage
 from workbench.clock import ManualClock
-from workbench.config import PREFIX_INDEXES
 from workbench.errors import RequestError
 from workbench.request import RequestSpec
+from workbench.settings.cache import PREFIX_INDEXES
 
 SIZE = 4
 MINUTE = 60.0

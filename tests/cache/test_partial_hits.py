@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.engine.harness import Runner, assert_naive, build, model, pages, tokens
-from workbench.config import PREFIX_INDEXES
 from workbench.request import RequestStatus
+from workbench.settings.cache import PREFIX_INDEXES
 
 ON = {"cache.partial_hits": True}
 SIZE = 4

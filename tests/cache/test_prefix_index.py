@@ -8,8 +8,8 @@ from tests.engine.harness import Runner, assert_naive, build, model, pages, toke
 from workbench.cache.keys import chain_keys, tagged_key
 from workbench.cache.prefix_index import HashIndex, PrefixIndex, Row, Text
 from workbench.cache.radix_index import RadixIndex
-from workbench.config import PREFIX_INDEXES
 from workbench.engine.builtin import builtin_registry
+from workbench.settings.cache import PREFIX_INDEXES
 
 SIZE = 4
 ROOTS = (b"a" * 32, b"b" * 32)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.engine.harness import MIB, Runner, build, tokens
-from workbench.config import KV_FORMATS
 from workbench.engine.views.ledger import ledger
+from workbench.settings.formats import KV_FORMATS
 
 
 @pytest.mark.parametrize("grouping", ["model", "halves"])

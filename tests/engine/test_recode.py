@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from tests.engine.harness import SMALL, Runner, build, pages, spec, tokens
-from workbench.config import KV_FORMATS, PRE_ROPE_FORMATS, EngineConfig, replace_settings
+from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
 from workbench.model.random_launch import random_model
 from workbench.request import RequestStatus
+from workbench.settings.formats import KV_FORMATS, PRE_ROPE_FORMATS
 
 # each format as itself, and with the next one both ways
 PAIRS = [pair for one, two in zip(KV_FORMATS, KV_FORMATS[1:] + KV_FORMATS[:1], strict=True)

@@ -9,20 +9,10 @@ import pytest
 from tests.engine.harness import Runner, build, tokens
 from tests.engine.pairwise import Row, pairwise
 from workbench.cache_control import CacheBreakpoint
-from workbench.config import (
-    BUDGET_SPLITS,
-    EVICTION_ORDERS,
-    GQA_REDUCTIONS,
-    GROUPINGS,
-    MERGES,
-    PREFIX_INDEXES,
-    PROMPT_CACHING,
-    SPARSE_READS,
-    EngineConfig,
-    all_settings,
-    replace_settings,
-)
+from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
+from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES, PROMPT_CACHING
+from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),

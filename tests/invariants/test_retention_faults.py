@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from tests.engine.harness import build, model, spec, tokens
-from workbench.config import GQA_REDUCTIONS, RetentionSettings
+from workbench.config import RetentionSettings
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.engine import Engine
+from workbench.settings.retention import GQA_REDUCTIONS
 
 POLICIES = ["snapkv", "expected-attention"]  # every policy: tests/structural/test_retention.py
 OBSERVING = ["h2o", "expected-attention"]

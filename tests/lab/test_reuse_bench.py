@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.cli import main
-from workbench.config import EVICTION_ORDERS, PREFIX_INDEXES
 from workbench.engine.builtin import builtin_registry
 from workbench.errors import RequestError
 from workbench.lab.reuse_bench import belady, dense, measure, replay, synthetic
 from workbench.lab.reuse_hits import serve, trace_prompts
 from workbench.lab.traces import read_references
+from workbench.settings.cache import EVICTION_ORDERS, PREFIX_INDEXES
 
 
 @settings(deadline=None, max_examples=60)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from workbench.config import KV_FORMATS
 from workbench.quality import bench
 from workbench.quality.metrics import TokenScores
+from workbench.settings.formats import KV_FORMATS
 
 
 @pytest.fixture(scope="module")

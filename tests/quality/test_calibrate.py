@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.cli import main
-from workbench.config import KV_FORMATS
 from workbench.engine.engine import Engine
 from workbench.errors import SettingError
 from workbench.layer_plan import parse_plan
@@ -18,6 +17,7 @@ from workbench.model.random_launch import random_model
 from workbench.quality.calibrate import calibrate, choose, format_bits
 from workbench.quality.engines import lab_config
 from workbench.quality.plan import QualityPlan
+from workbench.settings.formats import KV_FORMATS
 
 PLAN = QualityPlan(context=48, scored=24, num_windows=1, context_chunk=16, scored_chunk=8)
 

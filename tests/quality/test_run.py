@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from workbench.config import GROUPED_FORMATS, KV_FORMATS
 from workbench.errors import RequestError, SettingError
 from workbench.quality.plan import QualityPlan
 from workbench.quality.report import QualityReport, Setting
 from workbench.quality.run import measure
 from workbench.quality.settings_file import default_sweep, format_changes
+from workbench.settings.formats import GROUPED_FORMATS, KV_FORMATS
 
 PLAN = QualityPlan(context=256, scored=64, num_windows=2, num_bootstrap=100)
 EXACT = {"cache.k_format": "fp32", "cache.v_format": "fp32"}

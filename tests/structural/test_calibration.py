@@ -10,11 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.harness import Runner, build, model, tokens
 from tests.kernels.float64_encoders import low_rank, nuq_channels, nuq_tokens
-from workbench.config import CALIBRATED_FORMATS, EngineConfig, replace_settings
+from workbench.config import EngineConfig, replace_settings
 from workbench.engine.cache_stack import format_label
 from workbench.engine.calibrating import calibrate
 from workbench.errors import SettingError
 from workbench.layer_plan import parse_ranks, write_ranks
+from workbench.settings.formats import CALIBRATED_FORMATS
 from workbench.structural.compression.calibration import Calibration, load, mixing, shapes
 from workbench.structural.compression.ranks import choose_ranks, kept_share
 

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.harness import Runner, build, model, tokens
-from workbench.config import KV_FORMATS, EngineConfig, replace_settings
+from workbench.config import EngineConfig, replace_settings
 from workbench.engine.cache_stack import format_label, group_specs, make_geometry
 from workbench.errors import SettingError
 from workbench.layer_plan import parse_plan, write_plan
+from workbench.settings.formats import KV_FORMATS
 
 formats = st.sampled_from(KV_FORMATS)
 

@@ -7,20 +7,15 @@ import pytest
 
 from tests.engine.harness import Runner, model, spec, tokens
 from tests.engine.pairwise import Row, pairwise
-from workbench.config import (
-    BUDGET_SPLITS,
-    GROUPINGS,
-    KV_FORMATS,
-    RETENTION_POLICIES,
-    SPARSE_READS,
-    EngineConfig,
-    replace_settings,
-)
+from workbench.config import EngineConfig, replace_settings
 from workbench.engine.cache_stack import group_specs, make_geometry, plan_slabs
 from workbench.engine.engine import Engine
 from workbench.engine.retainer import slots_needed
 from workbench.errors import CapacityError, SettingError
 from workbench.request import RequestStatus
+from workbench.settings.cache import GROUPINGS
+from workbench.settings.formats import KV_FORMATS
+from workbench.settings.retention import BUDGET_SPLITS, RETENTION_POLICIES, SPARSE_READS
 
 FORMATS = ("cache.k_format", "cache.v_format")
 TIERS: dict[str, dict[str, Any]] = {

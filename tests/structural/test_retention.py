@@ -7,8 +7,10 @@ from kvkernels.pages import decode_pages
 
 from tests.engine.harness import Runner, build, model, pages, tokens
 from workbench.cache.retention import StoredTokens
-from workbench.config import GROUPINGS, RETENTION_POLICIES, RetentionSettings
+from workbench.config import RetentionSettings
 from workbench.errors import CapacityError
+from workbench.settings.cache import GROUPINGS
+from workbench.settings.retention import RETENTION_POLICIES
 from workbench.structural.retention.observer import MassObserver
 from workbench.structural.retention.policies import AttentionMass, SinkWindow
 from workbench.structural.retention.selection import pages_to_drop, slots_to_keep

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kvkernels.layout import PageSpec
 
-from workbench.config import GROUPINGS
 from workbench.errors import SettingError
+from workbench.settings.cache import GROUPINGS
 
 
 @dataclass(frozen=True)

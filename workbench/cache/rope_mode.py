@@ -10,7 +10,8 @@ from typing import Literal
 
 from kvkernels.api import Rope
 
-from workbench.config import PRE_ROPE_FORMATS, EngineConfig, key_formats
+from workbench.config import EngineConfig
+from workbench.settings.formats import PRE_ROPE_FORMATS
 
 RopeMode = Literal["stored", "original", "compact"]
 
@@ -23,7 +24,7 @@ def rope_mode(config: EngineConfig) -> RopeMode:
     """
     if config.retention.positions == "compact":
         return "compact"
-    if key_formats(config) & set(PRE_ROPE_FORMATS):
+    if config.cache.key_formats & set(PRE_ROPE_FORMATS):
         return "original"
     return "stored"
 

@@ -20,20 +20,14 @@ from workbench.cache.page_store import Calibrated, PageStore
 from workbench.cache.prefix_index import PrefixIndex, Row
 from workbench.cache.rope_mode import kernel_rope, rope_mode
 from workbench.clock import Clock
-from workbench.config import (
-    GROUPED_FORMATS,
-    KIVI_GROUPS,
-    KV_FORMATS,
-    LOW_RANK_FORMATS,
-    EngineConfig,
-    used_formats,
-)
+from workbench.config import EngineConfig
 from workbench.engine.event_log import EventLog
 from workbench.engine.runner import ModelRunner
 from workbench.errors import CapacityError, SettingError
 from workbench.layer_plan import parse_plan, parse_ranks, write_plan, write_ranks
 from workbench.model.load import LoadedModel
 from workbench.request import Request
+from workbench.settings.formats import GROUPED_FORMATS, KIVI_GROUPS, KV_FORMATS, LOW_RANK_FORMATS
 
 
 @dataclass(frozen=True)
@@ -191,7 +185,7 @@ def calibration_tag(
     """Fingerprint of the calibration, where any format in use depends on it."""
     if calibration is None:
         return ""
-    methods = [FORMATS[name] for name in used_formats(config)]
+    methods = [FORMATS[name] for name in config.cache.used_formats]
     used = any(calibration.applies(fmt) for x in methods for fmt in (x.key, x.value))
     return f"~cal:{calibration.fingerprint[:digits]}" if used else ""
 
@@ -211,10 +205,10 @@ def format_label(config: EngineConfig, calibration: Calibrated | None = None) ->
 def _options(config: EngineConfig) -> str:
     """What else shaped the bytes: KIVI's group, and how long tokens are read unencoded."""
     cache = config.cache
-    group = cache.kivi_group if used_formats(config) & set(GROUPED_FORMATS) else 0
+    group = cache.kivi_group if config.cache.used_formats & set(GROUPED_FORMATS) else 0
     residual = cache.residual_tokens
     rank = ""
-    if used_formats(config) & set(LOW_RANK_FORMATS):
+    if config.cache.used_formats & set(LOW_RANK_FORMATS):
         plan = write_ranks(parse_ranks(cache.rank_plan))
         rank = (str(cache.rank) if cache.rank else "") + (f"[{plan}]" if plan else "")
     chosen = (("g", group), ("k", rank), ("r", residual))

@@ -4,9 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from workbench.cache.rope_mode import rope_mode
-from workbench.config import CALIBRATED_FORMATS, EngineConfig, used_formats
+from workbench.config import EngineConfig
 from workbench.errors import SettingError
 from workbench.model.load import LoadedModel
+from workbench.settings.formats import CALIBRATED_FORMATS
 from workbench.structural.compression.calibration import Calibration, default_path, load, save
 from workbench.structural.compression.measuring import Progress, help_tokens, measure
 
@@ -24,7 +25,7 @@ def find_calibration(
     resident were written with the first. Raises SettingError for a file that cannot serve.
     """
     wanted = config.cache.calibration
-    if wanted == "needed" and not used_formats(config) & set(CALIBRATED_FORMATS):
+    if wanted == "needed" and not config.cache.used_formats & set(CALIBRATED_FORMATS):
         return None
     own = wanted in OWN
     path = default_path(model.decoder) if own else Path(wanted).expanduser()

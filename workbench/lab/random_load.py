@@ -7,21 +7,18 @@ from typing import Any
 import numpy as np
 
 from workbench.cache_control import CacheBreakpoint
-from workbench.config import (
-    BUDGET_SPLITS,
-    EVICTION_ORDERS,
-    GQA_REDUCTIONS,
-    GROUPINGS,
-    MERGES,
-    PREFIX_INDEXES,
-    RETENTION_POLICIES,
-    SPARSE_READS,
-    EngineConfig,
-    replace_settings,
-)
+from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
 from workbench.errors import CapacityError, RequestError, SettingError, TierError
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus, SamplingParams
+from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES
+from workbench.settings.retention import (
+    BUDGET_SPLITS,
+    GQA_REDUCTIONS,
+    MERGES,
+    RETENTION_POLICIES,
+    SPARSE_READS,
+)
 from workbench.spatial.hierarchy.faults import FAULTS, inject
 
 ABORT_STATES = ("waiting", "loading", "prefill", "running", "preempted", "swapped")

@@ -13,13 +13,13 @@ from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import build_geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
-from workbench.config import PREFIX_INDEXES
 from workbench.engine.builtin import builtin_registry
 from workbench.lab.figures import Figure
 from workbench.lab.traces import TraceScale, read_trace
 from workbench.lab.workloads import make_workload
 from workbench.model.tokenizer import Tokenizer
 from workbench.request import Request, RequestSpec
+from workbench.settings.cache import PREFIX_INDEXES
 
 TRACE_SCALE = 1 / 32  # a block of 512 tokens becomes 16
 TRACE_BLOCK_SIZES = (16, 64)  # aligned with the trace's blocks, and four of them

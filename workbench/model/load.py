@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from workbench.config import WEIGHT_FORMATS
 from workbench.errors import ModelError
 from workbench.model.arch import ModelArch
 from workbench.model.assemble import assemble, assemble_auto
@@ -20,6 +19,7 @@ from workbench.model.source import WeightSource
 from workbench.model.store import About, ConvertedStore, StoredWeights
 from workbench.model.tokenizer import Tokenizer
 from workbench.model.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
+from workbench.settings.model import WEIGHT_FORMATS
 
 Progress = Callable[[int, int], None]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from kvkernels.layout import PageSpec
 
-from workbench.config import KV_FORMATS
 from workbench.errors import SettingError
 from workbench.layer_plan import Formats, write_plan
 from workbench.model.load import LoadedModel
@@ -20,6 +19,7 @@ from workbench.quality.plan import QualityPlan
 from workbench.quality.report import QualityReport, Setting
 from workbench.quality.run import Progress, measure
 from workbench.quality.settings_file import format_changes
+from workbench.settings.formats import KV_FORMATS
 
 UNIT = 16  # steps of the knapsack in one bit
 DEFAULT_FORMATS: tuple[Formats, ...] = (("int8", "int8"), ("int4", "int4"), ("int3", "int3"))

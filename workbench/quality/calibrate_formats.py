@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.config import CALIBRATED_FORMATS, KV_FORMATS
 from workbench.errors import SettingError
 from workbench.model.load import LoadedModel
 from workbench.quality.plan import QualityPlan
 from workbench.quality.report import QualityReport, Setting
 from workbench.quality.run import Progress, measure
 from workbench.quality.settings_file import format_changes
+from workbench.settings.formats import CALIBRATED_FORMATS, KV_FORMATS
 
 SCALED_FORMATS = ("fp8_e4m3", "fp8_e4m3_head")
 

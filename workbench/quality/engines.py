@@ -15,20 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.config import (
-    PRE_ROPE_FORMATS,
-    EngineConfig,
-    all_settings,
-    get_setting,
-    key_formats,
-    replace_settings,
-)
+from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
 from workbench.engine.engine import Engine
 from workbench.errors import RequestError, SettingError
 from workbench.model.load import LoadedModel
 from workbench.quality.plan import QualityPlan
 from workbench.quality.texts import Window
 from workbench.request import Request, RequestSpec, SamplingParams
+from workbench.settings.formats import PRE_ROPE_FORMATS
 
 
 class StoppedError(Exception):
@@ -136,7 +130,7 @@ def split_changes(
                for path in FORMAT_PATHS}  # fmt: skip
     start = {**changes, **{path: full[path] for path in FORMAT_PATHS}}
     wanted = replace_settings(EngineConfig(), changes)
-    if key_formats(wanted) & set(PRE_ROPE_FORMATS):
+    if wanted.cache.key_formats & set(PRE_ROPE_FORMATS):
         if wanted.retention.policy != "none" and wanted.retention.positions != "compact":
             raise SettingError(
                 f"cache.k_format = {wanted.cache.k_format} keeps keys before RoPE: exact prefill "

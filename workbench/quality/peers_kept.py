@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable
 
-from workbench.config import RETENTION_POLICIES
 from workbench.errors import WorkbenchError
 from workbench.lab.figures import Figure
 from workbench.model.load import LoadedModel
@@ -13,6 +12,7 @@ from workbench.quality.peers_presses import EXACT, compressed_only, run_kept
 from workbench.quality.plan import QualityPlan
 from workbench.quality.run import LogRows, full_rows
 from workbench.quality.texts import Window, text_windows
+from workbench.settings.retention import RETENTION_POLICIES
 
 Tell = Callable[[str], None]
 Choice = tuple[str, str]  # policy and split

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from workbench.config import WEIGHT_FORMATS
 from workbench.errors import SettingError
+from workbench.settings.model import WEIGHT_FORMATS
 
 MAX_HELD_BYTES = 512 * 2**20  # logits of the full-precision run that are held at a time
 _RANGES = {

@@ -1,0 +1,58 @@
+"""Settings of the paged KV cache: its bytes, the geometry and formats of its pages, its reuse."""
+
+import itertools
+from dataclasses import dataclass
+
+from workbench.layer_plan import parse_plan
+from workbench.settings.declare import Section, setting
+from workbench.settings.formats import KIVI_GROUPS, KV_FORMATS
+
+BLOCK_SIZES = (4, 8, 16, 32, 64)
+GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
+EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
+PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
+PROMPT_CACHING = ("automatic", "explicit")  # whatever is cached may be hit, or what was marked
+
+
+@dataclass(frozen=True)
+class CacheSettings(Section, section="cache"):
+    """Bytes, pages and formats of the paged KV cache."""
+
+    hbm_budget_mib: float = setting(
+        64.0, change="rebuild", dim="S", low=0.0625, high=65536, unit="MiB", main=True
+    )
+    block_size: int = setting(16, change="rebuild", dim="X", choices=BLOCK_SIZES, unit="tokens")
+    grouping: str = setting("model", change="rebuild", dim="X", choices=GROUPINGS)
+    k_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
+    v_format: str = setting("bf16", change="recode", dim="X", choices=KV_FORMATS, main=True)
+    layer_plan: str = setting("", change="recode", dim="X")
+    kivi_group: int = setting(0, change="recode", dim="X", choices=KIVI_GROUPS)
+    residual_tokens: int = setting(
+        0, change="recode", dim="X", low=0, high=4096, unit="tokens per request"
+    )
+    mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
+    allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
+    prefix_caching: bool = setting(True, change="hot", dim="X")
+    partial_hits: bool = setting(False, change="hot", dim="X")
+    index: str = setting("hash", change="hot", dim="X", choices=PREFIX_INDEXES)
+    rank: int = setting(0, change="recode", dim="X", low=0, high=1024, unit="numbers (0 = half)")
+    rank_plan: str = setting("", change="recode", dim="X")
+    calibration: str = setting("needed", change="rebuild", dim="X")
+    prompt_caching: str = setting("automatic", change="hot", dim="X", choices=PROMPT_CACHING)
+    min_cacheable_tokens: int = setting(
+        64, change="hot", dim="X", low=1, high=131072, unit="tokens"
+    )
+    eviction: str = setting("lru", change="hot", dim="X", choices=EVICTION_ORDERS)
+    reuse: str = setting("recoded", change="hot", dim="X", choices=("recoded", "exact"))
+
+    @property
+    def used_formats(self) -> set[str]:
+        """Every format that pages can have, of K and of V."""
+        plan = parse_plan(self.layer_plan, KV_FORMATS)
+        return {self.k_format, self.v_format, *itertools.chain(*plan.values())}
+
+    @property
+    def key_formats(self) -> set[str]:
+        """Every format that K can have."""
+        plan = parse_plan(self.layer_plan, KV_FORMATS)
+        return {self.k_format, *(formats[0] for formats in plan.values())}
