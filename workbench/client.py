@@ -16,13 +16,8 @@ from workbench.events import Event
 from workbench.lab.prompts_file import read_prompts
 from workbench.lab.workloads import make_workload
 from workbench.request import RequestSpec
-from workbench.snapshot import (
-    ApplyReport,
-    BlockView,
-    IntegrityView,
-    Snapshot,
-    decode_frame,
-)
+from workbench.snapshot import Snapshot, decode_frame
+from workbench.views import ApplyReport, BlockView, IntegrityView
 
 
 class LoadedLines(list[str]):

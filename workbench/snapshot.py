@@ -21,6 +21,16 @@ import numpy as np
 from workbench.cache_control import BreakpointView, CacheUsage
 from workbench.events import Event
 from workbench.request import MissReason
+from workbench.views import (
+    ApplyReport,
+    IntegrityView,
+    LedgerLine,
+    Number,
+    PageClassView,
+    ShadowView,
+    StepView,
+    TierView,
+)
 
 MAGIC = b"KVF1"
 PLANES = ("state", "owner", "refs", "mass", "age")
@@ -29,36 +39,6 @@ PLANES = ("state", "owner", "refs", "mass", "age")
 STATE_FREE, STATE_CACHED, STATE_OWNED = 0, 1, 2
 FLAG_SHARED, FLAG_PINNED, FLAG_HASHED, FLAG_EVICTED, FLAG_MOVING = 8, 16, 32, 64, 128
 NO_OWNER = 255  # `owner` plane: a request's owner slot 0..254, reused after the request is gone
-
-
-class Number(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure that says where it comes from.
-
-    `value` None means not available, for the reason in `why`. `provenance`: measured, throttled,
-    modelled, interpolated or refused. `samples` and `window_s` are 0 where they mean nothing.
-    `after` and `after_samples`: the same over the samples since the last applied change alone.
-    """
-
-    value: float | None
-    unit: str
-    provenance: str = "measured"
-    percentile: str = ""
-    samples: int = 0
-    window_s: float = 0.0
-    why: str = ""
-    after: float | None = None
-    after_samples: int = 0
-
-
-class PageClassView(msgspec.Struct, frozen=True, kw_only=True):
-    """One page class: its format label and bytes."""
-
-    label: str
-    k_format: str
-    v_format: str
-    page_bytes: int
-    group: str
-    bits_per_element: float
 
 
 class TierGrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,31 +66,6 @@ class GroupsView(msgspec.Struct, frozen=True, kw_only=True):
     num_columns: int
     num_token_blocks: int
     counts: list[int]
-
-
-class TierView(msgspec.Struct, frozen=True, kw_only=True):
-    """Occupancy and traffic of one tier; rates in bytes/s over the last two seconds."""
-
-    name: str  # G1, G2, G3
-    medium: str  # "HBM", "HBM (CPU memory stands in)", "DRAM", "disk"
-    enabled: bool
-    capacity_bytes: int
-    used_bytes: int  # owned by requests: tables (G1), swapped or pinned entries (others)
-    cached_bytes: int  # evictable prefix blocks; used + cached + free = capacity
-    free_bytes: int
-    pinned_bytes: int
-    in_bytes_per_s: float  # towards this tier
-    out_bytes_per_s: float  # from this tier up
-    in_bytes_total: int
-    out_bytes_total: int
-    num_entries: int
-    hits: int
-    misses: int
-    faults: int
-    provenance: str  # measured | throttled
-    note: str = ""
-    failed: str = ""  # reason of the last fault when many followed each other, else empty
-    num_failed: int = 0  # faults since the last transfer that went well
 
 
 class TextView(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,93 +111,6 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     # First and last token of each page where evictions left gaps; else page i begins at token
     # i * block_size.
     page_tokens: list[list[int]] = []
-
-
-class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`."""
-
-    step: int
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    num_requests: int
-    wall_ms: float
-    cpu_ms: float
-    attention_ms: float
-    linears_ms: float
-    gather_ms: float
-    dequant_ms: float
-    scheduler_ms: float
-    other_ms: float
-
-
-class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the memory ledger, in bytes."""
-
-    # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
-    name: str
-    num_bytes: int
-    detail: str = ""
-
-
-class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One running request against the same text in full precision."""
-
-    request_id: str
-    num_scored_tokens: int
-    kl_mean: float
-    kl_last: float
-    agreement: float
-    first_differing_token: int  # -1: none so far
-    differing_text: str = ""
-    state: str = "running"  # running | finished | failed
-
-
-class IntegrityView(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the last invariant check."""
-
-    ok: bool
-    step: int
-    message: str = ""
-
-
-class BlockView(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the inspector shows of one block."""
-
-    tier: str
-    cell: int
-    state: str
-    owners: list[str]  # request ids whose tables hold it
-    page_index: int  # logical page of the first owner, -1 if none
-    first_token: int
-    last_token: int
-    ref_cnt: int
-    key: str  # hex, empty if not hashed
-    parent_key: str
-    label: str  # format
-    num_bytes: int
-    last_used_step: int
-    mass: float | None
-    evict_rank: int  # 1 = next to go; 0 = not evictable
-    num_evictable: int
-    why: str  # kind of reason: owned, shared, cached, free, pinned, private, stored
-    text: str = ""
-
-
-class ApplyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Engine.apply` did, or (as a preview) would do."""
-
-    version: int
-    changes: dict[str, Any]  # path -> new value, as applied
-    previous: dict[str, Any]  # path -> old value
-    kinds: dict[str, str]  # path -> hot | recode | rebuild | restart
-    num_recoded_blocks: int = 0
-    num_evicted_blocks: int = 0
-    num_preempted_requests: int = 0
-    blocks_before: int = 0
-    blocks_after: int = 0
-    milliseconds: float = 0.0
-    preview: bool = False
-    notes: list[str] = []
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

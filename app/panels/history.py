@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from workbench.clock import Clock
 from workbench.config import EngineConfig, replace_settings
 from workbench.errors import SettingError
-from workbench.snapshot import ApplyReport, decode_frame
+from workbench.snapshot import decode_frame
+from workbench.views import ApplyReport
 
 COALESCE_S = 0.5  # from one change's report to the arrival of the next
 MAX_ENTRIES = 200

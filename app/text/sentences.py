@@ -4,7 +4,7 @@ from typing import Any
 
 from app.text import Texts
 from workbench.config import all_settings
-from workbench.snapshot import ApplyReport
+from workbench.views import ApplyReport
 
 
 def setting_label(texts: Texts, path: str) -> str:

@@ -10,7 +10,8 @@ import pytest
 from app.panels.files import events_parquet
 from workbench.clock import ManualClock
 from workbench.engine.metrics import Window
-from workbench.snapshot import Snapshot, TierView, decode_frame
+from workbench.snapshot import Snapshot, decode_frame
+from workbench.views import TierView
 
 from .harness import Runner, build, pages, tokens
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from workbench.cache.keys import PrivateKey
-from workbench.snapshot import BlockView, Snapshot, decode_frame
+from workbench.snapshot import Snapshot, decode_frame
+from workbench.views import BlockView
 
 from .harness import Runner, build, pages, tokens
 

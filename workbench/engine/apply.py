@@ -20,7 +20,7 @@ from workbench.engine.recode import count_resident, forecast, recode
 from workbench.engine.retainer import slots_needed
 from workbench.errors import CapacityError, SettingError
 from workbench.request import Request
-from workbench.snapshot import ApplyReport
+from workbench.views import ApplyReport
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

@@ -38,12 +38,13 @@ from workbench.events import Event, KVEventBatch
 from workbench.model.load import LoadedModel
 from workbench.registry import Registry
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
-from workbench.snapshot import ApplyReport, BlockView, IntegrityView, Snapshot
+from workbench.snapshot import Snapshot
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
 from workbench.temporal.scheduling.fetcher import Fetcher
 from workbench.temporal.scheduling.loads import FetchCounters
 from workbench.temporal.scheduling.scheduler import Scheduler
 from workbench.temporal.scheduling.step import SchedulerOutput
+from workbench.views import ApplyReport, BlockView, IntegrityView
 
 THRASH_PREEMPTIONS = 3  # so many in the metrics' window are told of
 WAIT_FOR_LOADS_S = 0.001  # a step that has only loads to wait for gives its core away for so long

@@ -12,7 +12,7 @@ from workbench.cache.keys import next_key, tagged_key
 from workbench.engine.bounds_check import check_bounds
 from workbench.errors import IntegrityError
 from workbench.request import Request, RequestStatus
-from workbench.snapshot import IntegrityView
+from workbench.views import IntegrityView
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

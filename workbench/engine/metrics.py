@@ -8,7 +8,7 @@ import numpy as np
 from workbench.clock import Clock
 from workbench.engine.read_traffic import ReadTraffic
 from workbench.request import Request
-from workbench.snapshot import Number
+from workbench.views import Number
 
 WINDOW_S = 30.0
 MIN_SAMPLES_P99 = 100

@@ -18,7 +18,7 @@ from workbench.cache.prefix_index import HashIndex
 from workbench.cache.request_blocks import PrefixHit
 from workbench.engine.runner import ForwardBatch, ModelRunner, make_batch
 from workbench.request import Request
-from workbench.snapshot import ShadowView
+from workbench.views import ShadowView
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

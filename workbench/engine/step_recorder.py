@@ -5,7 +5,7 @@ import numpy as np
 from workbench.clock import Clock
 from workbench.engine.runner import ForwardBatch
 from workbench.engine.step_attention import StepTiming
-from workbench.snapshot import StepView
+from workbench.views import StepView
 
 
 class StepRecorder:

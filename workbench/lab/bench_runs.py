@@ -13,7 +13,7 @@ from workbench.lab.figures import Figure, Provenance
 from workbench.model.load import LoadedModel, load_model
 from workbench.model.random_launch import random_model
 from workbench.request import RequestSpec, SamplingParams
-from workbench.snapshot import StepView
+from workbench.views import StepView
 
 PARTS = (
     "attention_ms", "linears_ms", "gather_ms", "dequant_ms", "scheduler_ms", "other_ms",

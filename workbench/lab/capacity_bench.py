@@ -20,7 +20,7 @@ from workbench.lab.bench_runs import (
 )
 from workbench.lab.capacity_worker import CapacityResult, CapacityTask
 from workbench.lab.figures import Figure
-from workbench.snapshot import StepView
+from workbench.views import StepView
 
 Progress = Callable[[str], None]
 BASE = "bf16"

@@ -26,7 +26,7 @@ from workbench.engine.process.protocol import (
 )
 from workbench.errors import RequestError, WorkbenchError
 from workbench.request import RequestOutput, RequestSpec
-from workbench.snapshot import ApplyReport, IntegrityView
+from workbench.views import ApplyReport, IntegrityView
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

@@ -15,16 +15,9 @@ from workbench.engine.views.hardware import Hardware
 from workbench.engine.views.ledger import ledger
 from workbench.engine.views.tier_grids import TierGrids
 from workbench.engine.views.token_blocks import token_blocks
-from workbench.snapshot import (
-    LedgerLine,
-    Number,
-    PageClassView,
-    Snapshot,
-    TierGrid,
-    TierView,
-    encode_frame,
-)
+from workbench.snapshot import Snapshot, TierGrid, encode_frame
 from workbench.spatial.hierarchy.counters import TierStats
+from workbench.views import LedgerLine, Number, PageClassView, TierView
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

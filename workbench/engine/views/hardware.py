@@ -3,7 +3,7 @@
 import pynvml
 
 from workbench.clock import Clock
-from workbench.snapshot import Number
+from workbench.views import Number
 
 NAMES = {
     "gpu_memory": "MiB",

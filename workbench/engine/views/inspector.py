@@ -9,7 +9,7 @@ from workbench.engine.views.cells import hbm_cells
 from workbench.engine.views.request_views import owners_of
 from workbench.engine.views.tier_notes import swap_record
 from workbench.errors import RequestError
-from workbench.snapshot import BlockView
+from workbench.views import BlockView
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from workbench.snapshot import LedgerLine
+from workbench.views import LedgerLine
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
