@@ -27,6 +27,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
+    "cache.sink_tokens": (0, 10),
     "cache.partial_hits": (False, True),
     "cache.index": PREFIX_INDEXES,
     "cache.prompt_caching": PROMPT_CACHING,
@@ -80,13 +81,17 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.residual_tokens", "cache.allocation"): 1,
     ("cache.residual_tokens", "retention.level"): 1,
     ("cache.residual_tokens", "retention.merge"): 2,
+    ("cache.sink_tokens", "cache.mode"): 1,
+    ("cache.sink_tokens", "cache.allocation"): 1,
+    ("cache.sink_tokens", "retention.level"): 1,
+    ("cache.sink_tokens", "retention.merge"): 2,
     ("cache.k_format", "retention.merge"): 2,
     ("retention.level", "retention.merge"): 2,
     ("retention.positions", "retention.merge"): 2,
     ("retention.positions", "retention.sparse"): 1,
 }
 
-NUM_ROWS = 56
+NUM_ROWS = 55
 
 
 def accepts(row: Row) -> bool:

@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.block_size": (4, 8, 16),
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
+    "cache.sink_tokens": (0, 10),
 }
 BASE: dict[str, Any] = {
     "model.max_model_len": 128, "scheduling.chunk_tokens": 12, "scheduling.token_budget": 24,
@@ -134,7 +135,7 @@ def run(row: Row) -> Engine:
 def test_pair(row: Row) -> None:
     engine = run(row)
     pressed = engine.log.totals["retain"] + engine.metrics.num_preemptions
-    if not engine.stack.manager.seals:  # one slab more may hold all of the smallest formats' pages
+    if not engine.stack.manager.mixes:  # one slab more may hold all of the smallest formats' pages
         assert pressed + engine.stack.pool.num_evicted_rows > 0
 
 
@@ -162,5 +163,6 @@ def test_only_impossible_pairs_are_missing() -> None:
              for name in BUDGET_SPLITS[1:] for grouping in GROUPINGS[:2]}  # fmt: skip
     layer = {("cache.grouping", "layer", "retention.split", name)
              for name in ("ada", "ada+pyramid")}  # fmt: skip
-    waiting = {("cache.residual_tokens", 10, "retention.level", "token")}
+    waiting = {(f"cache.{name}_tokens", 10, "retention.level", "token")
+               for name in ("residual", "sink")}  # fmt: skip
     assert missing == grouped | split | layer | waiting

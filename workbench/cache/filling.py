@@ -3,10 +3,12 @@
 Formats that group the tokens of a page are written whole: tokens go into an open page of the
 compute dtype, and a page that fills up is *sealed*, that is encoded into its final class. With a
 residual, the newest full pages wait in full precision until as many others are full behind them.
+The first pages of a text can be of a class of their own, which they keep (exact sinks).
 
-    table | sealed | sealed | full, waiting | open (5 of 16 slots) |    spare: for the next sealed
+    table | sink | sealed | sealed | full, waiting | open (5 of 16 slots) |  spare: the next sealed
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -27,16 +29,18 @@ class Filling:
         *,
         residual: int = 0,
         num_waiting: int = 0,
+        num_exact: int = 0,
     ) -> "Filling":
         """`num_new_tokens` behind `num_stored` slots; the first of them arrive as full pages.
 
-        `residual`: full pages that stay open; `num_waiting`: how many do before.
+        `residual`: full pages that stay open; `num_waiting`: how many do before. `num_exact`: first
+        pages that are never sealed.
         """
         first = num_stored // size
         loaded = num_loaded_tokens // size
         end = num_stored + num_new_tokens
-        sealed = first + loaded - num_waiting
-        due = max(0, end // size - residual - sealed)
+        settled = max(first + loaded - num_waiting, num_exact)
+        due = max(0, end // size - residual - settled)
         return Filling(loaded, -(-end // size) - first - loaded, due)
 
     def minus(self, num_open: int, num_spares: int) -> "Filling":
@@ -46,3 +50,53 @@ class Filling:
             max(0, self.num_open - num_open),
             max(0, self.num_sealed - num_spares),
         )
+
+
+def num_sinks_among(first: int, count: int, num_sinks: int) -> int:
+    """How many of `count` pages from the first-th of a text on are among its `num_sinks` first."""
+    return max(0, min(count, num_sinks - first))
+
+
+@dataclass(frozen=True)
+class FreshPages:
+    """(class, count) of the pages that a group takes: for its table in order, and the spares."""
+
+    table: tuple[tuple[int, int], ...]
+    spares: tuple[int, int]
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """All of them."""
+        return (*self.table, self.spares)
+
+
+@dataclass(frozen=True)
+class GroupClasses:
+    """Page classes of one group: of full pages, open ones, the first `num_sinks` of a text."""
+
+    full: int
+    open: int
+    exact: int
+    num_sinks: int
+
+    def fresh(self, first: int, filled: Filling) -> FreshPages:
+        """Fresh pages by class, from the first-th page of the text on."""
+        loaded, begun = filled.num_loaded, filled.num_open
+        kept = num_sinks_among(first, loaded, self.num_sinks)
+        opened = num_sinks_among(first + loaded, begun, self.num_sinks)
+        spares = filled.num_sealed if self.full != self.open else 0
+        return FreshPages(
+            ((self.exact, kept), (self.full, loaded - kept))
+            + ((self.exact, opened), (self.open, begun - opened)),
+            (self.full, spares),
+        )
+
+    def needs(self, first: int, count: int, filled: Filling) -> Counter[int]:
+        """Blocks of each class for `count` full pages from there on, and those that are open."""
+        sinks = num_sinks_among(first, count, self.num_sinks)
+        found = Counter({self.full: count - sinks})
+        found[self.exact] += sinks
+        if self.full != self.open:
+            begun, behind = filled.num_open, first + filled.num_loaded
+            found[self.open] += begun - num_sinks_among(behind, begun, self.num_sinks)
+        return found

@@ -115,17 +115,19 @@ def fitting_pages(
     return low
 
 
-def choose_slab(budget_bytes: int, page_bytes: int) -> tuple[int, int]:
+def choose_slab(budget_bytes: int, page_bytes: int, num_classes: int = 1) -> tuple[int, int]:
     """(slab_bytes, num_slabs) that fit the most pages of the base class into the budget.
 
     Slabs of 8 to 32 base pages: small enough to move between classes, large enough that other
-    formats waste little of one.
+    formats waste little of one. Of fewer only where each of `num_classes` would not have one.
     """
     if budget_bytes < page_bytes:
         return 0, 0
     best = (0, 0, 0)  # pages, num_slabs, pages per slab
-    for per_slab in range(8, 33):
+    fewest = max(1, min(8, budget_bytes // (num_classes * page_bytes)))
+    for per_slab in range(fewest, 33 if fewest == 8 else fewest + 1):
         num_slabs = budget_bytes // (per_slab * page_bytes)
-        best = max(best, (num_slabs * per_slab, num_slabs, per_slab))
+        if num_slabs >= min(num_classes, budget_bytes // (fewest * page_bytes)):
+            best = max(best, (num_slabs * per_slab, num_slabs, per_slab))
     num_slabs = best[1] or 1
     return budget_bytes // num_slabs // 64 * 64, num_slabs

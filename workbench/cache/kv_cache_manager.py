@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.contiguous import take_runs
-from workbench.cache.filling import Filling
+from workbench.cache.filling import Filling, FreshPages, GroupClasses, num_sinks_among
 from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey
 from workbench.cache.lifetimes import Lifetimes
@@ -35,6 +35,7 @@ class KVCacheManager:
         geometry: Geometry,
         classes: list[int],
         open_classes: list[int] | None = None,
+        exact_classes: list[int] | None = None,
         block_size: int,
         max_model_len: int,
         format_label: str,
@@ -47,8 +48,10 @@ class KVCacheManager:
         self.geometry = geometry
         self.classes = classes  # page class of each group's full pages
         self.open_classes = open_classes or classes  # and of pages that are being filled
+        self.exact_classes = exact_classes or classes  # and of the first pages of a text
         self.max_open_pages = 2  # of each group of one request, at any moment
         self.residual_pages = 0  # newest full pages that are not sealed yet
+        self.sink_pages = 0  # first pages of a text that stay as exact as they were computed
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.keys = RequestKeys(root_key, block_size, format_label)
@@ -80,9 +83,11 @@ class KVCacheManager:
     def capacity_pages(self) -> int:
         """Pages one request could have if it had the whole pool."""
         pool, besides = self.pool, Counter[PageSpec]()
-        for cls, open_cls in zip(self.classes, self.open_classes, strict=True):
-            if cls != open_cls:
-                besides[pool.classes[open_cls]] += self.max_open_pages
+        for each in self._group_classes():
+            if each.full != each.open:
+                besides[pool.classes[each.open]] += self.max_open_pages
+            if each.full != each.exact:
+                besides[pool.classes[each.exact]] += self.sink_pages
         specs = [pool.classes[cls] for cls in self.classes]
         return fitting_pages(specs, pool.slab_bytes, pool.num_slabs, besides)
 
@@ -90,6 +95,23 @@ class KVCacheManager:
     def seals(self) -> bool:
         """Whether a full page changes its class (formats grouped along tokens, a residual)."""
         return self.open_classes != self.classes
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a request's pages can be of several classes."""
+        return self.seals or (self.sink_pages > 0 and self.exact_classes != self.classes)
+
+    def final_class(self, group: int, page: int) -> int:
+        """The class of a full page that is the page-th of its text."""
+        return (self.exact_classes if page < self.sink_pages else self.classes)[group]
+
+    def num_sinks(self, blocks: RequestBlocks, group: int) -> int:
+        """Leading pages of a table that are among the first of the text."""
+        return blocks.num_first_pages(group, self.sink_pages) if self.sink_pages else 0
+
+    def _group_classes(self) -> list[GroupClasses]:
+        of_groups = zip(self.classes, self.open_classes, self.exact_classes, strict=True)
+        return [GroupClasses(*each, self.sink_pages) for each in of_groups]
 
     def num_final_pages(self, num_slots: int) -> int:
         """Leading pages that have their final bytes once `num_slots` slots are stored."""
@@ -136,9 +158,16 @@ class KVCacheManager:
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
         num_fresh = hit.num_partial_tokens + num_new_tokens
         filled = Filling.of(
-            num_loaded_tokens, 0, num_fresh, self.block_size, residual=self.residual_pages
-        )
-        needs = self._admission_needs(wanted + reserve_pages, filled.num_open, watermark_blocks)
+            num_loaded_tokens, 0, num_fresh, self.block_size, residual=self.residual_pages,
+            num_exact=num_sinks_among(len(hit.rows), wanted, self.sink_pages),
+        )  # fmt: skip
+        first, classes = len(hit.rows), self._group_classes()
+        needs: Counter[int] = Counter()
+        for each in classes:
+            needs.update(each.needs(first, wanted, filled))
+            needs[each.full] += reserve_pages
+        for cls in set(self.classes):
+            needs[cls] += watermark_blocks
         if not self.pool.can_allocate(needs, hit_blocks):
             return False
         blocks = self.new_blocks(lineage or hit.lineage)
@@ -149,7 +178,7 @@ class KVCacheManager:
             self.pool.touch(block)
         blocks.begin_with(hit.rows)
         self.requests[request.request_id] = blocks
-        self._append_pages(request, blocks, [filled] * len(self.classes))
+        self._append_pages(request, blocks, [each.fresh(first, filled) for each in classes])
         blocks.number_slots(len(hit.rows) * self.block_size)
         if copy is not None and hit.partial is not None:
             self._put_copy(blocks, copy, hit)
@@ -194,60 +223,57 @@ class KVCacheManager:
     def grow(self, request: Request, num_new_tokens: int) -> bool:
         """Pages for more tokens of a running request; False changes nothing."""
         blocks = self.requests[request.request_id]
-        filling = [
-            self._missing(blocks, group, num_new_tokens) for group in range(len(self.classes))
+        wanted = [
+            self._missing(request, blocks, group, each, num_new_tokens)
+            for group, each in enumerate(self._group_classes())
         ]
         needs: Counter[int] = Counter()
-        for cls, open_cls, each in zip(self.classes, self.open_classes, filling, strict=True):
-            needs[open_cls] += each.num_open
-            needs[cls] += each.num_sealed if cls != open_cls else 0
+        for pages in wanted:
+            for cls, count in pages.pairs:
+                needs[cls] += count
         if not any(needs.values()):
             return True
         if not self.pool.can_allocate(needs):
             return False
-        self._append_pages(request, blocks, filling)
+        self._append_pages(request, blocks, wanted)
         blocks.number_slots(request.num_computed_tokens)
         return True
 
-    def _missing(self, blocks: RequestBlocks, group: int, num_new_tokens: int) -> Filling:
+    def _missing(
+        self,
+        request: Request,
+        blocks: RequestBlocks,
+        group: int,
+        classes: GroupClasses,
+        num_new_tokens: int,
+    ) -> FreshPages:
         """Fresh pages of one group for more tokens, beside those it has taken already."""
         stored, size = int(blocks.stored_len[group]), self.block_size
+        sinks, first = self.num_sinks(blocks, group), 0
+        if self.sink_pages:  # the first fresh page's place in the text
+            first = (request.num_computed_tokens - stored) // size + int(blocks.num_pages[group])
         waiting = 0
-        if self.residual_pages and self.classes[group] != self.open_classes[group]:
-            full = blocks.table[group, : stored // size]
-            waiting = int((self.pool.page_classes(full) != self.classes[group]).sum())
+        if self.residual_pages and classes.full != classes.open:
+            full = blocks.table[group, sinks : max(sinks, stored // size)]
+            waiting = int((self.pool.page_classes(full) != classes.full).sum())
         filled = Filling.of(
-            0, stored, num_new_tokens, size, residual=self.residual_pages, num_waiting=waiting
-        )
+            0, stored, num_new_tokens, size, residual=self.residual_pages, num_waiting=waiting,
+            num_exact=sinks + max(0, self.sink_pages - first),
+        )  # fmt: skip
         num_open = int(blocks.num_pages[group]) - stored // size
-        return filled.minus(num_open, len(blocks.spares[group]))
-
-    def _admission_needs(self, pages: int, num_open: int, watermark_blocks: int) -> Counter[int]:
-        """Blocks of each class for `pages` full pages of each group, and those that are open."""
-        needs: Counter[int] = Counter()
-        for cls in self.classes:
-            needs[cls] += pages
-        for cls in needs:
-            needs[cls] += watermark_blocks
-        for cls, open_cls in zip(self.classes, self.open_classes, strict=True):
-            if cls != open_cls:
-                needs[open_cls] += num_open
-        return needs
+        return classes.fresh(first, filled.minus(num_open, len(blocks.spares[group])))
 
     def _append_pages(
-        self, request: Request, blocks: RequestBlocks, filling: Sequence[Filling]
+        self, request: Request, blocks: RequestBlocks, wanted: Sequence[FreshPages]
     ) -> None:
         """Fresh pages for each group, and the spares that the full ones among them go to."""
-        wanted = []
-        for cls, open_cls, each in zip(self.classes, self.open_classes, filling, strict=True):
-            spares = each.num_sealed if cls != open_cls else 0
-            wanted += [(cls, each.num_loaded), (open_cls, each.num_open), (cls, spares)]
-        taken = self.pool.allocate(wanted)
-        for group in range(len(self.classes)):
-            loaded, fresh, spares_taken = taken[3 * group : 3 * group + 3]
-            blocks.append(group, loaded + fresh)
-            blocks.spares[group] += spares_taken
-            self.pool.owner[loaded + fresh + spares_taken] = request.owner
+        taken = iter(self.pool.allocate([pair for pages in wanted for pair in pages.pairs]))
+        for group, pages in enumerate(wanted):
+            fresh = [block for _ in pages.table for block in next(taken)]
+            spares = next(taken)
+            blocks.append(group, fresh)
+            blocks.spares[group] += spares
+            self.pool.owner[fresh + spares] = request.owner
 
     def new_blocks(self, lineage: str) -> RequestBlocks:
         """Empty tables, which belong to no request yet."""

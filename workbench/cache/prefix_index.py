@@ -30,6 +30,7 @@ class Row:
     lineage: str
     chain_key: PrefixKey
     root_key: PrefixKey = b""
+    page: int = 0  # which block of its text it is
 
     @property
     def link_key(self) -> PrefixKey:

@@ -68,6 +68,11 @@ class RequestBlocks:
         self.num_pages[:] = self.num_hashed = len(rows)
         self.stored_len[:] = count
 
+    def num_first_pages(self, group: int, most: int) -> int:
+        """Leading pages of a group that are among the `most` first of the text."""
+        size, held = self.block_size, min(most, int(self.num_pages[group]))
+        return int((self.pos[group, : held * size : size] < most * size).sum())
+
     def held(self, group: int) -> list[int]:
         """Every block a group holds a reference to: its table's and its spares."""
         return [int(block) for block in self.blocks(group)] + self.spares[group]

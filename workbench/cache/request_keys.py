@@ -79,4 +79,5 @@ class RequestKeys:
             lineage=lineage,
             chain_key=chain[page],
             root_key=b"" if page else self._root_key(request),
+            page=page,
         )

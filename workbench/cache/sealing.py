@@ -18,7 +18,8 @@ def seal(manager: KVCacheManager, request: Request, recode: Recode) -> None:
     blocks, pool = manager.requests[request.request_id], manager.pool
     for group, cls in enumerate(manager.classes):
         table = blocks.table[group, : manager.num_final_pages(int(blocks.stored_len[group]))]
-        pages = np.flatnonzero(pool.page_classes(table) != cls)
+        sinks = manager.num_sinks(blocks, group)
+        pages = sinks + np.flatnonzero(pool.page_classes(table[sinks:]) != cls)
         if not len(pages):
             continue
         old = [int(block) for block in table[pages]]

@@ -14,9 +14,11 @@ from workbench.request import Request
 class ClassTables:
     """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
 
-    `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are. `log_count`
-    fp32 [G, R, P * S] or None: log of the tokens that each slot stands for (merging). `pos` int32
-    alike: position of each slot, where keys are rotated as they are read.
+    `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are. `new_starts`
+    int32 [R] or None: the first of them among a request's new tokens. `log_count` fp32 [G, R, P *
+    S] or None: log of the tokens that each slot stands for (merging). `pos` int32 alike: position
+    of each slot, where keys are rotated as they are read. `pages` int64 [G, R, P] or None: which
+    pages of the whole table they are, where they are not all.
     """
 
     cls: int
@@ -25,6 +27,8 @@ class ClassTables:
     new_lens: np.ndarray | None = None
     log_count: np.ndarray | None = None
     pos: np.ndarray | None = None
+    new_starts: np.ndarray | None = None
+    pages: np.ndarray | None = None
 
 
 def class_tables(
@@ -44,9 +48,10 @@ def class_tables(
         slots = width * manager.block_size
         pos = np.stack([_positions(request, blocks, groups, slots, mode)
                         for request, blocks in zip(requests, tables, strict=True)], 1)  # fmt: skip
-    if manager.seals:
+    if manager.mixes:
         held = slots_of_pages(kv_lens, width, manager.block_size)
-        return _by_class(manager, table, held, manager.open_classes[groups[0]], pos)
+        new = held - slots_of_pages(kv_lens - q_lens, width, manager.block_size)
+        return _by_class(manager, table, held, new, pos)
     offsets = manager.pool.offset[table]
     _pad(offsets, -(-kv_lens // manager.block_size))
     counts = _log_counts(tables, groups, width * manager.block_size)
@@ -72,13 +77,11 @@ def chosen_tables(
 ) -> list[ClassTables]:
     """Tables of some pages alone, block ids [G, N, K], of which `slots` int alike are read.
 
-    Nothing is written to them. Open pages come last; `log_count` and `pos` as in `ClassTables`,
-    [G, N, K * S].
+    Nothing is written to them. `log_count` and `pos` as in `ClassTables`, [G, N, K * S].
     """
     nothing = np.zeros(table.shape[1], np.int32)
-    if manager.seals:
-        found = _by_class(manager, table, slots, open_cls, pos)
-        found.sort(key=lambda tables: tables.cls == open_cls)
+    if manager.mixes:
+        found = _by_class(manager, table, slots, np.zeros_like(slots), pos)
         return [replace(tables, new_lens=nothing) for tables in found]
     offsets = manager.pool.offset[table]
     _pad(offsets, (slots > 0).sum(-1))
@@ -117,10 +120,13 @@ def _by_class(
     manager: KVCacheManager,
     table: np.ndarray,
     slots: np.ndarray,
-    open_cls: int,
+    new: np.ndarray,
     pos: np.ndarray | None,
 ) -> list[ClassTables]:
-    """The pages of each class keep their order, and close up where another's lay between them."""
+    """The pages of each class keep their order, and close up where another's lay between them.
+
+    slots, new: int [G, R, P], slots of each page that are read, and those written in this step.
+    """
     size = manager.block_size
     classes = np.where(slots > 0, manager.pool.page_classes(table), -1)
     found = []
@@ -131,13 +137,25 @@ def _by_class(
         offsets = manager.pool.offset[np.take_along_axis(table, order, -1)]
         _pad(offsets, count)
         lens = (slots * mine).sum(-1).astype(np.int32)
-        new_lens = None if cls == open_cls else np.zeros(table.shape[1], np.int32)
+        new_lens, new_starts = _new_tokens(new[0], mine[0])
         places = None
         if pos is not None:
             paged = pos.reshape(*table.shape, size)
             places = np.take_along_axis(paged, order[..., None], 2).reshape(*order.shape[:2], -1)
-        found.append(ClassTables(cls, offsets, lens, new_lens, pos=places))
+        found.append(ClassTables(cls, offsets, lens, new_lens, None, places, new_starts, order))
     return found
+
+
+def _new_tokens(new: np.ndarray, mine: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """How many new tokens a class gets, and from which on; new, mine [R, P], of any group.
+
+    Groups differ only in pages that were dropped, which are full: new tokens lie alike in all.
+    """
+    lens = (new * mine).sum(-1)
+    if (lens == new.sum(-1)).all():
+        return None, None
+    before = np.where(mine & (new > 0), new.cumsum(-1) - new, new.sum(-1, keepdims=True)).min(-1)
+    return lens.astype(np.int32), np.where(lens > 0, before, 0).astype(np.int32)
 
 
 def _pad(offsets: np.ndarray, used: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from workbench.cache.eviction_order import RankedRows
-from workbench.engine.cache_stack import max_open_pages, residual_pages
+from workbench.engine.cache_stack import max_open_pages, residual_pages, sink_pages
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -23,6 +23,7 @@ def bind_settings(engine: "Engine") -> None:
     manager.keys.reuse_recoded = cache.reuse == "recoded"
     manager.max_open_pages = max_open_pages(engine.config)
     manager.residual_pages = residual_pages(engine.config)
+    manager.sink_pages = sink_pages(engine.config)
     least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
     manager.lookup.explicit = cache.prompt_caching == "explicit"
     manager.lifetimes.min_tokens = cache.min_cacheable_tokens

@@ -32,10 +32,15 @@ from workbench.settings.formats import GROUPED_FORMATS, KIVI_GROUPS, KV_FORMATS,
 
 @dataclass(frozen=True)
 class GroupSpecs:
-    """The page class of each group: of its full pages, and of those that are being filled."""
+    """The page class of each group: of its full pages, and of those that are being filled.
+
+    `exact`: of the first `num_sinks` pages of a text, full or not.
+    """
 
     full: list[PageSpec]
     open: list[PageSpec]
+    exact: list[PageSpec]
+    num_sinks: int = 0
 
     @property
     def seals(self) -> bool:
@@ -48,12 +53,23 @@ class GroupSpecs:
         for full, unfilled in zip(self.full, self.open, strict=True):
             if full != unfilled:
                 besides[unfilled] += max_open_pages(config)
+        besides.update(self.sinks(self.num_sinks))
         return fitting_pages(self.full, slab_bytes, num_slabs, besides)
 
     @property
     def distinct(self) -> set[PageSpec]:
         """Every class once."""
-        return {*self.full, *self.open}
+        return {*self.full, *self.open, *(self.exact if self.num_sinks else ())}
+
+    def exact_classes(self, pool: BlockPool) -> list[int]:
+        """Class of the first pages of a text, of each group."""
+        return [pool.class_of(spec) for spec in (self.exact if self.num_sinks else self.full)]
+
+    def sinks(self, count: int) -> Counter[PageSpec]:
+        """`count` first pages of each group, where they are of a class of their own."""
+        pairs = zip(self.full, self.exact, strict=True)
+        own = Counter(exact for full, exact in pairs if self.num_sinks and full != exact)
+        return Counter({spec: count * groups for spec, groups in own.items()})
 
 
 @dataclass
@@ -80,6 +96,11 @@ def residual_pages(config: EngineConfig) -> int:
     return -(-config.cache.residual_tokens // config.cache.block_size)
 
 
+def sink_pages(config: EngineConfig) -> int:
+    """First pages of a text that stay in the compute dtype (KVQuant's exact sinks)."""
+    return -(-config.cache.num_sinks // config.cache.block_size)
+
+
 def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> GroupSpecs:
     """The page classes under the configured formats; SettingError where one does not fit."""
     cache, dim = config.cache, geometry.head_dim
@@ -96,7 +117,7 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
             f"cache.rank_plan names layer {max(ranks)}, but the model has {geometry.num_layers}: "
             f"choose 0 to {geometry.num_layers - 1}"
         )
-    full, unfilled = [], []
+    full, unfilled, exact = [], [], []
     for group in geometry.groups:
         rank = ranks.get(group.layers[0], cache.rank)
         formats = plan.get(group.layers[0], (cache.k_format, cache.v_format))
@@ -111,8 +132,9 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
             raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
         full.append(spec)
         waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
-        unfilled.append(group.page_spec(dim, cache.block_size, plain, plain) if waits else spec)
-    specs = GroupSpecs(full, unfilled)
+        exact.append(group.page_spec(dim, cache.block_size, plain, plain))
+        unfilled.append(exact[-1] if waits else spec)
+    specs = GroupSpecs(full, unfilled, exact, sink_pages(config))
     refuse_unreadable(specs.distinct, kernel_rope(rope_mode(config)), str(model.decoder.device))
     return specs
 
@@ -150,10 +172,11 @@ def plan_slabs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> 
     ]
     budget = int(config.cache.hbm_budget_mib * 2**20)
     unit = max(spec.page_bytes for spec in base)
-    slab_bytes, num_slabs = choose_slab(budget, unit)
+    count = len(specs.distinct)
+    slab_bytes, num_slabs = choose_slab(budget, unit, count)
     biggest = max(spec.page_bytes for spec in specs.distinct)
     if biggest > slab_bytes:
-        slab_bytes, num_slabs = choose_slab(budget, biggest)
+        slab_bytes, num_slabs = choose_slab(budget, biggest, count)
     if num_slabs < len(specs.distinct) or slab_bytes < biggest:
         need = sum(spec.page_bytes for spec in specs.full)
         raise CapacityError(
@@ -211,7 +234,7 @@ def _options(config: EngineConfig) -> str:
     if config.cache.used_formats & set(LOW_RANK_FORMATS):
         plan = write_ranks(parse_ranks(cache.rank_plan))
         rank = (str(cache.rank) if cache.rank else "") + (f"[{plan}]" if plan else "")
-    chosen = (("g", group), ("k", rank), ("r", residual))
+    chosen = (("g", group), ("k", rank), ("r", residual), ("s", sink_pages(config)))
     return "".join(f"/{name}{value}" for name, value in chosen if value)
 
 
@@ -245,6 +268,7 @@ def build_stack(
         geometry=geometry,
         classes=[pool.class_of(spec) for spec in specs.full],
         open_classes=[pool.class_of(spec) for spec in specs.open],
+        exact_classes=specs.exact_classes(pool),
         block_size=config.cache.block_size,
         max_model_len=config.model.max_model_len,
         format_label=format_label(config, calibration),

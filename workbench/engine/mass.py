@@ -10,7 +10,7 @@ from workbench.cache.step_tables import ClassTables
 
 
 def join_classes(parts: list[tuple[ClassTables, AttentionResult]], q_lens: np.ndarray) -> Tensor:
-    """Mass fp32 [R, H, T] by slot, from results over one page class each; open pages come last.
+    """Mass fp32 [R, H, T] by slot, from results over one page class each.
 
     H are KV heads, or query heads where the kernels kept them apart. A class's mass is normalised
     over its own slots, so it is weighed by the class's share of the softmax. That share is a mean
@@ -19,7 +19,6 @@ def join_classes(parts: list[tuple[ClassTables, AttentionResult]], q_lens: np.nd
     """
     if len(parts) == 1:
         return parts[0][1].mass  # type: ignore[return-value]
-    parts = sorted(parts, key=lambda part: part[0].new_lens is None)
     num_heads = parts[0][1].mass.shape[1]  # type: ignore[union-attr]
     lse = torch.stack([result.lse for _, result in parts])  # type: ignore[misc]
     share = torch.softmax(lse, 0).nan_to_num_(0.0)  # [C, N, Hq]
@@ -27,14 +26,19 @@ def join_classes(parts: list[tuple[ClassTables, AttentionResult]], q_lens: np.nd
     rows = torch.from_numpy(np.repeat(np.arange(len(q_lens)), q_lens)).to(share.device)
     sums = share.new_zeros(len(parts), len(q_lens), num_heads).index_add_(1, rows, share)
     sums /= torch.from_numpy(q_lens).to(share.device)[None, :, None]
-    width = sum(result.mass.shape[-1] for _, result in parts)  # type: ignore[union-attr, misc]
-    joined = share.new_zeros(len(q_lens), num_heads, width)
-    start = np.zeros((len(q_lens), num_heads), np.int64)
+    joined: Tensor | None = None
     for (tables, result), weight in zip(parts, sums, strict=True):
         mass: Tensor = result.mass  # type: ignore[assignment]
-        at = torch.from_numpy(start)[..., None] + torch.arange(mass.shape[-1])
-        joined.scatter_add_(-1, at.to(mass.device).clamp_(max=width - 1), mass * weight[..., None])
-        start += np.repeat(tables.kv_lens.T, num_heads // len(tables.kv_lens), axis=1)
+        pages: np.ndarray = tables.pages  # type: ignore[assignment]  # [G, R, P]
+        size = mass.shape[-1] // pages.shape[-1]
+        if joined is None:
+            most = 1 + max(int(each.pages.max()) for each, _ in parts)  # type: ignore[union-attr]
+            joined = share.new_zeros(len(q_lens), num_heads, most * size)
+        slots = (pages[..., None] * size + np.arange(size)).reshape(*pages.shape[:2], -1)
+        at = torch.from_numpy(slots).transpose(0, 1).to(mass.device)
+        at = at.repeat_interleave(num_heads // len(pages), 1)  # [R, H, P * S]
+        joined.scatter_add_(-1, at, mass * weight[..., None])
+    assert joined is not None
     return joined
 
 

@@ -45,6 +45,9 @@ class Outlet:
             self.finish(request, ended, [token], text)
             return
         if engine.config.cache.mode == "off":
+            if engine.stack.runner.bounds is not None:  # the pages get other tokens in place
+                held = engine.stack.manager.requests[request.request_id].all_blocks()
+                engine.stack.runner.bounds.forget(held.tolist())
             engine.stack.manager.rewind(request)
             engine.retainer.observers[request.request_id].forget_evictions()
             request.num_computed_tokens = 0

@@ -5,7 +5,6 @@ Copies go through scratch that the ledger counts. If the new format is larger, c
 (least recently used), then running requests are preempted, last in order first.
 """
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -119,7 +118,7 @@ def _make_room(engine: "Engine", specs: GroupSpecs, result: RecodeResult) -> Non
 
 def _limit(engine: "Engine", specs: GroupSpecs) -> int:
     """Pages of each group that fit, beside those that running requests are filling."""
-    pool, besides = engine.stack.pool, Counter[PageSpec]()
+    pool, besides = engine.stack.pool, specs.sinks(len(_sink_blocks(engine, 0, specs.num_sinks)))
     if specs.seals:
         for blocks in engine.stack.manager.requests.values():
             unfilled = blocks.num_pages - blocks.stored_len // blocks.block_size
@@ -148,7 +147,7 @@ def _residents(engine: "Engine", without: Collection[str] = ()) -> _Resident:
         for group, seen in enumerate(live):
             seen[row.blocks[group]] = None
     idle: dict[Row, None] = {}
-    for cls in dict.fromkeys(manager.classes):
+    for cls in dict.fromkeys(manager.classes + manager.exact_classes):
         for block in pool.eviction_order(cls):
             found = pool.row_of[block]
             if found is not None and held.isdisjoint(found.blocks):
@@ -178,16 +177,34 @@ def _copies_of(
     """One a class that the blocks are in, and a class that they go to."""
     blocks = resident.live[group] + [row.blocks[group] for row in resident.idle_rows]
     slots = _written_slots(engine, group, blocks)
+    sinks = np.isin(blocks, list(_sink_blocks(engine, group, specs.num_sinks)))
     full = slots == engine.config.cache.block_size
     classes = engine.stack.pool.page_classes(np.array(blocks, np.int64))
     copies = []
     for cls in dict.fromkeys(classes.tolist()):
-        for is_full, spec in ((True, specs.full[group]), (False, specs.open[group])):
-            chosen = np.flatnonzero((classes == cls) & (full == is_full))
+        for mask, spec in (
+            (sinks, specs.exact[group]),
+            (~sinks & full, specs.full[group]),
+            (~sinks & ~full, specs.open[group]),
+        ):
+            chosen = np.flatnonzero((classes == cls) & mask)
             if len(chosen):
                 mine = [blocks[at] for at in chosen]
                 copies.append(_Copies(engine, group, mine, slots[chosen], spec))
     return copies
+
+
+def _sink_blocks(engine: "Engine", group: int, num_sinks: int) -> set[int]:
+    """Blocks of a group that hold one of the first `num_sinks` pages of a text."""
+    if not num_sinks:
+        return set()
+    stack, size = engine.stack, engine.config.cache.block_size
+    found = {row.blocks[group] for row in stack.pool.index.rows() if row.page < num_sinks}
+    for tables in stack.manager.requests.values():
+        held = tables.blocks(group)[:num_sinks]
+        first = tables.pos[group, : len(held) * size : size]
+        found.update(int(block) for block in held[first < num_sinks * size])
+    return found
 
 
 def _written_slots(engine: "Engine", group: int, blocks: list[int]) -> np.ndarray:
@@ -247,6 +264,7 @@ def _install(
     stack.specs = specs
     manager.classes = [pool.class_of(spec) for spec in specs.full]
     manager.open_classes = [pool.class_of(spec) for spec in specs.open]
+    manager.exact_classes = specs.exact_classes(pool)
 
 
 def _allocate(pool: BlockPool, cls: int, count: int) -> list[int]:
@@ -271,6 +289,7 @@ def _publish(
                 lineage=lineage,
                 chain_key=row.chain_key,
                 root_key=row.root_key,
+                page=row.page,
             )
         )
         engine.stack.manager.keys.remember_lineage(lineage)

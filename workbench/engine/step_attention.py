@@ -195,6 +195,7 @@ class StepAttention:
                 kv_lens=tables.kv_lens.astype(np.int32),
                 q_lens=q_lens,
                 new_lens=tables.new_lens,
+                new_starts=tables.new_starts,
                 log_count=tables.log_count,
                 pos=tables.pos,
                 query_pos=None if self._mode == "stored" else positions,

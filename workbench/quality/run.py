@@ -276,7 +276,8 @@ def _reads_compressed(engine: Engine, request: Request, positions: np.ndarray) -
     exact = {"fp32", str(full_changes(engine.model)["cache.k_format"])}
     specs = [manager.pool.classes[cls] for cls in manager.classes]
     lossy = any({spec.k_format, spec.v_format} - exact for spec in specs)
-    return (positions >= manager.block_size * (1 + manager.residual_pages)) & lossy
+    pages = 1 + manager.residual_pages + manager.sink_pages
+    return (positions >= manager.block_size * pages) & lossy
 
 
 def _needle(depth: float, scores: TokenScores) -> NeedleScore:

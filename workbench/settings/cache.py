@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from workbench.layer_plan import parse_plan
 from workbench.settings.declare import Section, setting
-from workbench.settings.formats import KIVI_GROUPS, KV_FORMATS
+from workbench.settings.formats import KIVI_GROUPS, KV_FORMATS, KVQUANT_FORMATS
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
+KVQUANT_SINKS = 5  # KVQuant (arXiv 2401.18079) keeps the first 1 to 5 tokens in fp16
 PROMPT_CACHING = ("automatic", "explicit")  # whatever is cached may be hit, or what was marked
 
 
@@ -29,6 +30,9 @@ class CacheSettings(Section, section="cache"):
     kivi_group: int = setting(0, change="recode", dim="X", choices=KIVI_GROUPS)
     residual_tokens: int = setting(
         0, change="recode", dim="X", low=0, high=4096, unit="tokens per request"
+    )
+    sink_tokens: int = setting(
+        -1, change="recode", dim="X", low=-1, high=1024, unit="tokens (-1 = 5 with KVQuant)"
     )
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
@@ -50,6 +54,13 @@ class CacheSettings(Section, section="cache"):
         """Every format that pages can have, of K and of V."""
         plan = parse_plan(self.layer_plan, KV_FORMATS)
         return {self.k_format, self.v_format, *itertools.chain(*plan.values())}
+
+    @property
+    def num_sinks(self) -> int:
+        """First tokens of a text that stay exact."""
+        if self.sink_tokens >= 0:
+            return self.sink_tokens
+        return KVQUANT_SINKS if self.used_formats & set(KVQUANT_FORMATS) else 0
 
     @property
     def key_formats(self) -> set[str]:

@@ -76,9 +76,13 @@ def _check_codec(cache: CacheSettings, tiers: TierSettings) -> None:
 
 
 def _check_page_options(cache: CacheSettings, retention: RetentionSettings) -> None:
-    """Raise SettingError where a residual or a KIVI group does not go with the pages."""
+    """Raise SettingError where a residual, sinks or a KIVI group do not go with the pages."""
     if cache.residual_tokens:
         told = f"cache.residual_tokens = {cache.residual_tokens} lets full pages wait as they are"
+        _check_whole_pages(cache, retention, told)
+    if cache.num_sinks:
+        told = f"cache.sink_tokens = {cache.sink_tokens} leaves the first pages as they are"
+        told += " with KVQuant (0: none)" if cache.sink_tokens < 0 else ""
         _check_whole_pages(cache, retention, told)
     if cache.key_formats & set(GROUPED_FORMATS) and cache.kivi_group > cache.block_size:
         raise SettingError(

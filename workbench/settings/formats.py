@@ -6,7 +6,8 @@ KV_FORMATS = (
     "int4_rotated", "int3", "int2", "nvfp4", "turbo4", "turbo3", "kivi4", "kivi3", "kivi2",
     "kvquant4", "kvquant3", "kvquant2", "lowrank", "lowrank_int4",
 )  # fmt: skip
-CALIBRATED_FORMATS = ("kvquant4", "kvquant3", "kvquant2", "lowrank", "lowrank_int4")
+KVQUANT_FORMATS = ("kvquant4", "kvquant3", "kvquant2")
+CALIBRATED_FORMATS = (*KVQUANT_FORMATS, "lowrank", "lowrank_int4")
 PRE_ROPE_FORMATS = CALIBRATED_FORMATS  # their keys are stored as projected, and rotated at read
 LOW_RANK_FORMATS = ("lowrank", "lowrank_int4")
 GROUPED_FORMATS = ("kivi4", "kivi3", "kivi2")  # numbers of several tokens share their scale
