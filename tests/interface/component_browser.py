@@ -3,12 +3,19 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from .component_frames import Plan, frame_of
 from .component_page import FrameServer
 
+PIXELS = """([name, x, y, width, height]) => {
+  const c = document.querySelector('#stage').shadowRoot.querySelector(name);
+  const b = c.getBoundingClientRect(), d = devicePixelRatio;
+  const at = [x - b.x, y - b.y, width, height].map((v) => Math.round(v * d));
+  return [...c.getContext('2d').getImageData(...at).data]; }"""
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -37,6 +44,32 @@ class Opened:
         self.server.frozen = True
         self.page.wait_for_function(f"window.__kvw && __kvw.lastSeq === {self.server.tick}")
         return self.server.tick
+
+    def show(self, frames: Callable[[int], bytes]) -> None:
+        """Serves other frames from now on; returns when one of them is shown."""
+        self.server.frozen = False
+        self.server.frames = frames
+        self.tick_to(self.server.tick + 2)  # the next one may be made already
+
+    def rect(self, cell: int, tier: str = "G1") -> dict[str, float]:
+        """Where a cell lies, in CSS pixels of the page."""
+        found: dict[str, float] = self.page.evaluate(f"__kvw.cellRect('{tier}', {cell})")
+        return found
+
+    def middle(self, cell: int, tier: str = "G1") -> tuple[float, float]:
+        """The point in the middle of a cell."""
+        at = self.rect(cell, tier)
+        return at["x"] + at["width"] / 2, at["y"] + at["height"] / 2
+
+    def pixels(self, canvas: str, x: float, y: float, width: float, height: float) -> Any:
+        """u8 [height, width, RGBA] of a canvas of the stage; the point in the page's CSS pixels."""
+        found = self.page.evaluate(PIXELS, [canvas, x, y, width, height])
+        return np.array(found, np.uint8).reshape(round(height), round(width), 4)
+
+    def pixel(self, x: float, y: float) -> list[int]:
+        """RGB of the grid at a point of the page."""
+        colour: list[int] = self.pixels(".grid-G1 .grid-base", x, y, 1, 1)[0, 0, :3].tolist()
+        return colour
 
     def commands(self, name: str) -> list[dict[str, object]]:
         """Commands of that name received so far."""

@@ -6,20 +6,10 @@ from playwright.sync_api import Browser
 
 from workbench.snapshot import PLANES, decode_frame
 
-from .component_browser import Opened, opened
+from .component_browser import opened
 from .component_frames import Plan, cells_of, frame_of, tables_of
 
-PIXEL = """(at) => { const c = document.querySelector('#stage').shadowRoot
-  .querySelector('.grid-G1 .grid-base'); const b = c.getBoundingClientRect(), d = devicePixelRatio;
-  return [...c.getContext('2d').getImageData((at[0] - b.x) * d, (at[1] - b.y) * d, 1, 1).data]; }"""
-
-
 pytestmark = pytest.mark.browser
-
-
-def middle(view: Opened, cell: int, tier: str = "G1") -> tuple[float, float]:
-    rect = view.page.evaluate(f"__kvw.cellRect('{tier}', {cell})")
-    return rect["x"] + rect["width"] / 2, rect["y"] + rect["height"] / 2
 
 
 def test_cells_equal_what_python_decodes(browser: Browser) -> None:
@@ -43,7 +33,7 @@ def test_a_broken_frame_is_named_and_skipped(browser: Browser) -> None:
 def test_a_click_selects_the_block_under_it(browser: Browser) -> None:
     with opened(browser) as view:
         for cell in (0, 7, 77, 154):
-            view.page.mouse.click(*middle(view, cell))
+            view.page.mouse.click(*view.middle(cell))
             assert view.page.evaluate("__kvw.selected") == {"tier": "G1", "cell": cell}
             view.page.wait_for_function(f"commands.some(c => c.tier === 'G1' && c.cell === {cell})")
             view.wait_text("#side h3", f"Block {cell} of G1")
@@ -51,17 +41,17 @@ def test_a_click_selects_the_block_under_it(browser: Browser) -> None:
 
 def test_arrows_move_over_blocks_and_send_one_command_at_rest(browser: Browser) -> None:
     with opened(browser) as view:
-        view.page.mouse.click(*middle(view, 0))
+        view.page.mouse.click(*view.middle(0))
         view.wait_command("select_block")
         for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
             view.page.keyboard.press(key)
         assert view.page.evaluate("__kvw.selected.cell") == 2
         view.page.wait_for_function("commands.at(-1).cell === 2")
         assert len(view.commands("select_block")) <= 4, "not one a press"
-        x, y = middle(view, 2)
+        x, y = view.middle(2)
         view.page.keyboard.press("ArrowDown")
         below = view.page.evaluate("__kvw.selected.cell")
-        assert below != 2 and middle(view, below)[0] == pytest.approx(x, abs=3)
+        assert below != 2 and view.middle(below)[0] == pytest.approx(x, abs=3)
         spoken = "document.querySelector('#stage').shadowRoot.querySelector('.sr-only').textContent"
         view.settle()
         assert view.page.evaluate(spoken).startswith(f"G1 block {below}: ")
@@ -115,7 +105,7 @@ def test_detail_follows_size_and_the_legend_says_so(
             hint, 2
         )
         cell = plan.num_cells // 2
-        view.page.mouse.click(*middle(view, cell))
+        view.page.mouse.click(*view.middle(cell))
         assert view.page.evaluate("__kvw.selected.cell") == cell
 
 
@@ -136,13 +126,13 @@ def test_light_and_dark_repaint_the_canvas(browser: Browser) -> None:
     with opened(browser) as view:
         view.freeze()
         free = view.page.evaluate("__kvw.readCells('G1').state.lastIndexOf(0)")
-        light = view.page.evaluate(PIXEL, list(middle(view, free)))
+        light = view.pixel(*view.middle(free))
         view.page.evaluate(
             "document.documentElement.style.setProperty('--st-background-color', '#0e1117')"
         )
         view.settle()
-        dark = view.page.evaluate(PIXEL, list(middle(view, free)))
-        assert light[:3] == [255, 255, 255] and dark[:3] == [14, 17, 23]
+        dark = view.pixel(*view.middle(free))
+        assert light == [255, 255, 255] and dark == [14, 17, 23]
 
 
 def test_the_system_scheme_is_followed_without_streamlit(browser: Browser) -> None:
@@ -151,7 +141,7 @@ def test_the_system_scheme_is_followed_without_streamlit(browser: Browser) -> No
         view.page.emulate_media(color_scheme="dark")
         view.settle()
         free = view.page.evaluate("__kvw.readCells('G1').state.lastIndexOf(0)")
-        assert view.page.evaluate(PIXEL, list(middle(view, free)))[:3] == [15, 18, 22]
+        assert view.pixel(*view.middle(free)) == [15, 18, 22]
 
 
 def test_grouped_by_sequence_keeps_each_cell_once(browser: Browser) -> None:
@@ -163,5 +153,5 @@ def test_grouped_by_sequence_keeps_each_cell_once(browser: Browser) -> None:
             "__kvw.readCells('G1').state.map((s, c) => __kvw.cellRect('G1', c))"
         )
         assert len({(r["x"], r["y"]) for r in rects}) == len(rects)
-        view.page.mouse.click(*middle(view, 20))
+        view.page.mouse.click(*view.middle(20))
         assert view.page.evaluate("__kvw.selected.cell") == 20

@@ -9,10 +9,6 @@ from .component_browser import Opened, opened
 from .component_token_blocks import GONE, NUM_GROUPS, NUM_PLACES, token_blocks_frame
 
 pytestmark = pytest.mark.browser
-PIXEL = """([x, y]) => { const c = document.querySelector('#stage').shadowRoot
-  .querySelector('.grid-G1 .grid-base'); const b = c.getBoundingClientRect(), d = devicePixelRatio;
-  const { data } = c.getContext('2d').getImageData((x - b.x) * d, (y - b.y) * d, 1, 1);
-  return [...data].slice(0, 3); }"""
 SPOKEN = "document.querySelector('#stage').shadowRoot.querySelector('.sr-only').textContent"
 RECTS = "__kvw.readCells('G1').state.map((_, c) => __kvw.cellRect('G1', c))"
 WHITE = [255, 255, 255]
@@ -36,13 +32,8 @@ def view(shared_view: Opened) -> Opened:
     return shared_view
 
 
-def rect(view: Opened, place: int) -> dict[str, float]:
-    found: dict[str, float] = view.page.evaluate(f"__kvw.cellRect('G1', {place})")
-    return found
-
-
 def click(view: Opened, place: int) -> None:
-    at = rect(view, place)
+    at = view.rect(place)
     view.page.mouse.click(at["x"] + at["width"] / 2, at["y"] + at["height"] - 4)
 
 
@@ -53,10 +44,10 @@ def test_a_token_block_is_one_square_filled_by_what_is_kept(view: Opened) -> Non
     kept = [cell for cell in range(20, 30) if cell - 20 not in GONE]
     assert squares[2]["cells"] == kept and squares[2]["missing"] == round(127 * 0.3)
     assert [s["missing"] for s in squares[:8] if s["block"] != 2] == [0] * 7
-    at = rect(view, 2)
+    at = view.rect(2)
     x = at["x"] + at["width"] / 2
-    assert view.page.evaluate(PIXEL, [x, at["y"] + 0.15 * at["height"]]) == WHITE
-    assert view.page.evaluate(PIXEL, [x, at["y"] + 0.6 * at["height"]]) != WHITE
+    assert view.pixel(x, at["y"] + 0.15 * at["height"]) == WHITE
+    assert view.pixel(x, at["y"] + 0.6 * at["height"]) != WHITE
     assert view.page.locator("#stage .legend-hint").inner_text() == "□ = 10 pages"
 
 
@@ -107,7 +98,7 @@ def test_squares_by_sequence_and_each_page(view: Opened) -> None:
     order = view.page.locator("#stage select").nth(1)
     order.select_option("sequence")
     view.settle()
-    rows = [rect(view, place)["y"] for place in range(8)]
+    rows = [view.rect(place)["y"] for place in range(8)]
     assert len(set(rows[:4])) == 1 and len(set(rows[4:7])) == 1 and rows[0] < rows[4] < rows[7]
     order.select_option("page")
     view.settle()

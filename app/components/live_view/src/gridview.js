@@ -159,10 +159,13 @@ export class GridView {
   ring(ctx, cell, style, width) {
     const { rects } = this.scene.layout, { dpr } = this.scene, at = cell * 4;
     if (at < 0 || at + 3 >= rects.length) return;
-    const grow = width === 1 ? 0 : dpr * 1.5;
+    const grow = width === 1 ? 0 : dpr * 1.5, { width: right, height: bottom } = this.scene;
+    // At the grid's edge the ring lies on the block, since nothing is drawn outside the canvas.
+    const x0 = Math.max(dpr, rects[at] - grow), x1 = Math.min(right - dpr, rects[at] + rects[at + 2] + grow);
+    const y0 = Math.max(dpr, rects[at + 1] - grow), y1 = Math.min(bottom - dpr, rects[at + 1] + rects[at + 3] + grow);
     ctx.strokeStyle = style;
     ctx.lineWidth = width * dpr;
-    ctx.strokeRect(rects[at] - grow, rects[at + 1] - grow, rects[at + 2] + 2 * grow, rects[at + 3] + 2 * grow);
+    ctx.strokeRect(x0, y0, x1 - x0, y1 - y0);
   }
 
   // Cell under a point in CSS pixels, or -1; near misses count, since gaps belong to nobody.
