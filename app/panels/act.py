@@ -7,6 +7,7 @@ from typing import Any
 from app.panels.history import ConflictError
 from app.panels.page import Page
 from app.text.sentences import change_text, report_sentence, setting_label
+from workbench.config import all_settings
 from workbench.errors import WorkbenchError
 
 PICTURE_FIRST_S = 0.06  # a few display frames; the sentence about the change comes after them
@@ -83,6 +84,8 @@ def _told(page: Page, entry: Any, key: str) -> str | None:
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital and a full stop."""
-    text = text.strip()
-    return (text[:1].upper() + text[1:]).rstrip(".") + "." if text else ""
+    """`text` with a full stop and a capital, unless a setting's path begins it."""
+    text = text.strip().rstrip(".")
+    if text.partition(" ")[0].rstrip(":") not in all_settings():
+        text = text[:1].upper() + text[1:]
+    return f"{text}." if text else ""

@@ -94,10 +94,10 @@ def show_answer(page: Page) -> None:
     """One place, of constant height: what Apply would do, what a change did, or what went wrong."""
     state, texts = page.state, page.texts
     with st.container(key="answer", gap="xsmall"):
-        if state.pending:
-            st.caption(_preview(page))
-        elif state.problem:
+        if state.problem:  # also of an Apply that could not be done and still waits
             st.caption(f":orange[:material/warning: {escape(state.problem)}]")
+        elif state.pending:
+            st.caption(_preview(page))
         else:
             st.caption(escape(state.answer or page.engine.notice or texts("report.start")))
         with st.container(horizontal=True, gap="xsmall", key="answer_buttons"):
