@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workbench.commands.bench import JsonOption
+from workbench.commands.quality import (
+    ContextOption,
+    ModelOption,
+    ScoredOption,
+    WeightsOption,
+    WindowsOption,
+    tell,
+)
 
 if TYPE_CHECKING:
     from workbench.quality.plan import QualityPlan
+
+TokensOption = Annotated[int, typer.Option(help="Tokens of the built-in text that are read.")]
 
 
 def build_app() -> typer.Typer:
@@ -27,11 +37,11 @@ def plan(
     formats: Annotated[
         str, typer.Option(help="Formats to choose from, with commas; K/V where they differ.")
     ] = "int8,int4,int3",
-    context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 512,
-    windows: Annotated[int, typer.Option(help="Windows of text.")] = 2,
-    scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 256,
-    weights: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
-    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    context: ContextOption = 512,
+    windows: WindowsOption = 2,
+    scored: ScoredOption = 256,
+    weights: WeightsOption = "bf16",
+    model: ModelOption = "",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the setting as JSON.")
     ] = None,
@@ -43,7 +53,6 @@ def plan(
     """
     import msgspec
 
-    from workbench.commands.quality import tell
     from workbench.lab.figures import Figure, print_report, report
     from workbench.model.load import load_model
     from workbench.quality.calibrate import calibrate
@@ -75,15 +84,15 @@ def plan(
 
 
 def state(
-    tokens: Annotated[int, typer.Option(help="Tokens of the built-in text that are read.")] = 8192,
+    tokens: TokensOption = 8192,
     formats: Annotated[
         str, typer.Option(help="Also measure the KL of these formats, with commas.")
     ] = "",
-    context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 1024,
-    windows: Annotated[int, typer.Option(help="Windows of text.")] = 2,
-    scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 512,
-    weights: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
-    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    context: ContextOption = 1024,
+    windows: WindowsOption = 2,
+    scored: ScoredOption = 512,
+    weights: WeightsOption = "bf16",
+    model: ModelOption = "",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: the cache folder, found by all.")
     ] = None,
@@ -102,12 +111,12 @@ def state(
 
 
 def scales(
-    tokens: Annotated[int, typer.Option(help="Tokens of the built-in text that are read.")] = 8192,
-    context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 1024,
-    windows: Annotated[int, typer.Option(help="Windows of text.")] = 2,
-    scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 512,
-    weights: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
-    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    tokens: TokensOption = 8192,
+    context: ContextOption = 1024,
+    windows: WindowsOption = 2,
+    scored: ScoredOption = 512,
+    weights: WeightsOption = "bf16",
+    model: ModelOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Calibrate, then print what fp8 loses with its measured scales and with a scale of 1."""
@@ -120,8 +129,8 @@ def scales(
 
 def ranks(
     rank: Annotated[int, typer.Option(help="Numbers kept of a head's vector, mean over layers.")],
-    weights: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
-    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    weights: WeightsOption = "bf16",
+    model: ModelOption = "",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the setting as JSON.")
     ] = None,
@@ -166,7 +175,6 @@ def _calibrate_and_measure(
     *,
     as_json: bool,
 ) -> None:
-    from workbench.commands.quality import tell
     from workbench.engine.calibrating import calibrate
     from workbench.lab.figures import Figure, print_report, report
     from workbench.model.load import load_model

@@ -11,15 +11,21 @@ from workbench.commands.bench import JsonOption
 if TYPE_CHECKING:
     from workbench.quality.plan import QualityPlan
 
+ContextOption = Annotated[int, typer.Option(help="Tokens read before any is scored.")]
+WindowsOption = Annotated[int, typer.Option(help="Windows of text.")]
+ScoredOption = Annotated[int, typer.Option(help="Tokens scored in each window.")]
+WeightsOption = Annotated[str, typer.Option(help="Weight format.")]
+ModelOption = Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")]
+
 
 def quality(
     settings: Annotated[
         Path | None,
         typer.Option("--set", metavar="FILE", help="JSON or TOML settings; default: all formats."),
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens read before any is scored.")] = 1024,
-    windows: Annotated[int, typer.Option(help="Windows of text.")] = 4,
-    scored: Annotated[int, typer.Option(help="Tokens scored in each window.")] = 512,
+    context: ContextOption = 1024,
+    windows: WindowsOption = 4,
+    scored: ScoredOption = 512,
     text: Annotated[
         list[Path] | None,
         typer.Option(help="A text file (may be repeated); default: Python's help topics."),
@@ -28,8 +34,8 @@ def quality(
     exact_prefill: Annotated[
         bool, typer.Option("--exact-prefill", help="Compress only once the context was read.")
     ] = False,
-    weights: Annotated[str, typer.Option(help="Weight format of both runs.")] = "bf16",
-    model: Annotated[str, typer.Option(help="GGUF file or Hugging Face folder.")] = "",
+    weights: WeightsOption = "bf16",
+    model: ModelOption = "",
     seed: Annotated[int, typer.Option(help="Seed of texts, keys and intervals.")] = 0,
     full_report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write everything as JSON.")

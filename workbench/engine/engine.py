@@ -200,7 +200,8 @@ class Engine:
             )
             self.recorder.ran(runner.timing)
             self._update(batch, logits, mass)
-            self._measure(batch)
+            view = self.recorder.finish(self.num_steps, batch)
+            self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
         elif self.fetcher.num_pending:
             self.hierarchy.wait_io(WAIT_FOR_LOADS_S)  # nothing else to do: let the I/O run
         self.watchdog.observe(self)
@@ -212,14 +213,6 @@ class Engine:
     def take_outputs(self) -> list[RequestOutput]:
         """New tokens and ends that nobody has been told of yet (an abort between steps)."""
         return self.outlet.take()
-
-    def _measure(self, batch: ForwardBatch) -> None:
-        view = self.recorder.finish(self.num_steps, batch)
-        self.metrics.step_ms.add(view.wall_ms)
-        self.metrics.observe_reads(self.stack.runner.timing.traffic)
-        num_tokens = int(batch.q_lens.sum())  # steps of single tokens would teach the step's cost
-        if int(batch.q_lens[batch.q_lens > 1].sum()) > 0.8 * num_tokens:
-            self.metrics.observe_prefill(num_tokens, view.wall_ms / 1e3)
 
     def _after_schedule(self, out: SchedulerOutput) -> None:
         for request in out.failed:
@@ -240,19 +233,10 @@ class Engine:
         if self.shadow is not None:
             self.shadow.follow(batch, logits, tokens)
         for request, token in zip(batch.logit_requests, tokens, strict=True):
-            self._isolated(request, self.outlet.deliver, request, token)
+            self.outlet.isolated(request, self.outlet.deliver, request, token)
         for request in batch.requests:
             if not request.status.is_finished:
-                self._isolated(request, self.retainer.retain, request)
-
-    def _isolated(self, request: Request, act: Callable[..., None], *args: Any) -> None:
-        """Whatever goes wrong for one request (a user's policy, say) ends that request alone."""
-        try:
-            act(*args)
-        except Exception as error:  # the loop must go on for the others
-            reason = f"request {request.request_id} failed: {type(error).__name__}: {error}"
-            self.scheduler.finish(request, RequestStatus.FINISHED_ERROR, reason)
-            self.outlet.fail(request)
+                self.outlet.isolated(request, self.retainer.retain, request)
 
     # ---- settings
 

@@ -176,6 +176,14 @@ class Metrics:
         phase = self.prefill_tokens if known else self.decode_tokens
         phase.add(num_tokens)
 
+    def observe_step(self, wall_ms: float, q_lens: np.ndarray, traffic: ReadTraffic) -> None:
+        """A step's time and reads; `q_lens`: int32 [num_requests], tokens computed of each."""
+        self.step_ms.add(wall_ms)
+        self.observe_reads(traffic)
+        num_tokens = int(q_lens.sum())  # steps of single tokens would teach the step's cost
+        if int(q_lens[q_lens > 1].sum()) > 0.8 * num_tokens:
+            self.observe_prefill(num_tokens, wall_ms / 1e3)
+
     def observe_reads(self, traffic: ReadTraffic) -> None:
         """What attention of a step read, and the pages that sparse reads left out."""
         self.pages_read += traffic.pages_read

@@ -1,6 +1,7 @@
 """The way out: new tokens and ends on their way to readers, and how each request ends."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from workbench.request import Request, RequestOutput, RequestStatus
 
@@ -90,6 +91,15 @@ class Outlet:
         """Tell the end of a request that the scheduler ended with an error."""
         self._close(request, [], "")
         self._engine.log.tell("fail", request.request_id, error=request.error)
+
+    def isolated(self, request: Request, act: Callable[..., None], *args: Any) -> None:
+        """Whatever goes wrong for one request (a user's policy, say) ends that request alone."""
+        try:
+            act(*args)
+        except Exception as error:  # the loop must go on for the others
+            reason = f"request {request.request_id} failed: {type(error).__name__}: {error}"
+            self._engine.scheduler.finish(request, RequestStatus.FINISHED_ERROR, reason)
+            self.fail(request)
 
     def _close(self, request: Request, tokens: list[int], text: str) -> None:
         """Move an ended request to the finished list and tell its reader."""
