@@ -53,5 +53,7 @@ def test_long_recomputation_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_idle_engine_may_be_stepped_for_ever() -> None:
     runner = Runner(build())
-    runner.one(tokens(20), 2)
+    first = runner.one(tokens(20), 2)
     step_for_ever(runner, 2 * watchdog.PATIENCE_STEPS)
+    assert runner.engine.watchdog.num_idle_steps == 0, "nobody waits"
+    assert runner.one(tokens(20), 2) == first
