@@ -43,6 +43,7 @@ VALUES: dict[str, Any] = {
 BEFORE: dict[str, dict[str, Any]] = {  # what a setting needs besides
     "cache.layer_plan": {"cache.grouping": "layer"},
     "cache.rank_plan": {"cache.grouping": "layer"},
+    "cache.values": {"tiers.dram_mib": 64.0},
     "retention.split": {"cache.grouping": "head"},
     "retention.merge": {"cache.grouping": "head", "retention.level": "token"},
 }
