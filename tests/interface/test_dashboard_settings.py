@@ -25,6 +25,7 @@ from tests.model.tiny_folders import tiny_tokenizer, write_case
 from workbench.client import EngineClient
 from workbench.config import EngineConfig, ModelSettings, all_settings, replace_settings
 from workbench.errors import SettingError
+from workbench.request import RequestSpec, SamplingParams
 
 CASES = ("llama_gqa_untied", "qwen2_bias_tied")
 NO_CONTROL: dict[str, str] = {}  # path -> why the dashboard cannot change it
@@ -94,6 +95,15 @@ def before(owner: engine_owner.EngineOwner) -> Iterator[dict[str, Any]]:
     assert owner.client.snapshot().settings == settings
 
 
+@pytest.fixture
+def long_request(owner: engine_owner.EngineOwner) -> Iterator[None]:
+    """A request that needs 1800 tokens' pages, and has not ended yet."""
+    sampling = SamplingParams(max_tokens=300, ignore_eos=True)
+    request_id = owner.client.submit(RequestSpec(token_ids=[7] * 1500, sampling=sampling))
+    yield
+    owner.client.abort(request_id)
+
+
 def prepared(app: AppTest, changes: dict[str, Any]) -> AppTest:
     """The tab after another one made some changes."""
     if not changes:
@@ -155,6 +165,7 @@ def test_a_control_changes_its_setting(
     assert (path in app.query_params) == (path not in LOCAL_SETTINGS)
 
 
+@pytest.mark.usefixtures("long_request")
 @pytest.mark.parametrize(
     "needed, path, value, named", REFUSED, ids=[f"{path}={value}" for _, path, value, _ in REFUSED]
 )
