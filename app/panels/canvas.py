@@ -56,6 +56,7 @@ def picture_data(page: Page, part: str) -> dict[str, Any]:
         "can_undo": history.can_undo,
         "can_redo": history.can_redo,
         "present": bool(state.present_act),
+        "act": ACTS[state.present_act - 1] if state.present_act else "",
         "done": list(state.done),
         "live_url": LIVE_URL,
         "workload": FIRST_WORKLOAD,

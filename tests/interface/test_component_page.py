@@ -321,14 +321,27 @@ def test_phone_tabs_set_the_body(browser: Browser) -> None:
 
 
 def test_present_walks_three_acts(browser: Browser) -> None:
+    looks = "(({lens, filter}) => [lens, filter && filter.value])(__kvw.view)"
     with opened(browser) as view:
-        view.page.evaluate("rerun({present: true})")
+        view.page.locator("#stage select").first.select_option("refs")
+        view.page.evaluate("rerun({present: true, act: 'sharing'})")
         bar = view.page.locator("#stage .present")
         bar.wait_for()
-        assert "Sharing" in bar.inner_text()
-        bar.locator("text=Next").click()
-        assert view.wait_command("present")["act"] == "pressure"
-        assert view.page.evaluate("__kvw.view.lens") == "age"
+        assert "1 / 3" in bar.inner_text() and "Sharing" in bar.inner_text()
+        assert view.page.evaluate(looks) == ["owner", "shared"]
+        for act, number in (("pressure", "2 / 3"), ("relief", "3 / 3")):
+            bar.locator("text=Next").click()
+            assert view.wait_command("present")["act"] == act
+            view.page.evaluate(
+                f"rerun({{num_viewers: {number[0]}}})"
+            )  # of before the press: no news
+            assert number in bar.inner_text()
+        view.page.evaluate("rerun({act: 'pressure'})")
+        assert "2 / 3" in bar.inner_text(), "as far as Python is"
+        assert view.page.evaluate(looks) == ["age", None]
+        view.page.evaluate("rerun({present: false, act: ''})")
+        bar.wait_for(state="hidden")
+        assert view.page.evaluate(looks) == ["refs", None], "as it was before"
 
 
 def test_the_replay_file_plays_offline(browser: Browser, tmp_path: Path) -> None:

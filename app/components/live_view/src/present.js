@@ -9,6 +9,7 @@ export class Present {
   constructor({ store, words, send, data }) {
     Object.assign(this, { store, words, send, data });
     this.act = 0;
+    this.told = null; // the act that Python plays, as it was told last
     this.count = h("span", "act-count");
     this.title = h("span", "act-title");
     this.text = h("span", "act-text");
@@ -19,23 +20,36 @@ export class Present {
     show(this.node, false);
   }
 
-  // Each act sets its lens here and tells Python, which runs the act's change.
+  // Python runs the act's change.
   go(act) {
-    this.act = Math.max(0, Math.min(ACTS.length - 1, act));
-    const name = ACTS[this.act];
-    const filter = name === "sharing" ? { kind: "state", value: "shared" } : null;
-    this.store.setView({ lens: LENS[name], filter });
-    this.send("present", { on: true, act: name });
+    this.look(Math.max(0, Math.min(ACTS.length - 1, act)));
+    this.send("present", { on: true, act: ACTS[this.act] });
     this.update();
   }
 
+  // Each act has its way to look at the grid; the user's own comes back at the end.
+  look(act) {
+    const { lens, filter } = this.store.view, name = ACTS[(this.act = act)];
+    this.store.beforeActs ??= { lens, filter };
+    this.store.setView({ lens: LENS[name], filter: name === "sharing" ? { kind: "state", value: "shared" } : null });
+  }
+
+  leave() {
+    const { beforeActs } = this.store;
+    this.told = this.store.beforeActs = null;
+    if (beforeActs) this.store.setView(beforeActs);
+  }
+
   update() {
-    const on = !!this.data().present;
-    show(this.node, on);
+    const { present: on, act = "" } = this.data();
+    show(this.node, !!on);
     const root = this.node.getRootNode().host ?? document.body;
-    setClass(root, "presenting", on);
-    if (!on) { this.act = 0; return; }
-    if (ACTS.includes(this.data().act)) this.act = ACTS.indexOf(this.data().act);
+    setClass(root, "presenting", !!on);
+    if (!on) return this.leave();
+    if (act !== this.told) { // news from Python, not the act it was told of before the last press
+      this.told = act;
+      this.look(Math.max(0, ACTS.indexOf(act)));
+    }
     const name = ACTS[this.act];
     setText(this.count, `${this.act + 1} / ${ACTS.length}`);
     setText(this.title, this.words(`present.${name}`));
