@@ -7,6 +7,7 @@ from playwright.sync_api import Browser, BrowserContext
 
 from app import engine_owner
 from tests.interface.component_browser import chromium
+from tests.interface.dashboard import Dashboard, Tab
 
 
 @pytest.fixture(scope="package")
@@ -22,6 +23,31 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     found = browser.new_context(color_scheme="light")
     yield found
     found.close()
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """The real server with a small random model."""
+    running = Dashboard(tmp_path_factory.mktemp("cache"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def first_tab(context: BrowserContext, dashboard: Dashboard) -> Iterator[Tab]:
+    """The tab that stays open; its engine runs in slow motion."""
+    opened = Tab(context, dashboard.url)
+    opened.drive()
+    opened.slow()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def tab(first_tab: Tab) -> Tab:
+    """The tab that stays open, driving."""
+    first_tab.drive()
+    return first_tab
 
 
 @pytest.fixture(scope="module")

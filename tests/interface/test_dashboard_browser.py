@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,6 @@ from playwright.sync_api import BrowserContext
 from tests.interface.dashboard import Dashboard, Tab, wait_for
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    running = Dashboard(tmp_path_factory.mktemp("cache"))
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def first_tab(context: BrowserContext, dashboard: Dashboard) -> Iterator[Tab]:
-    opened = Tab(context, dashboard.url)
-    opened.drive()
-    opened.slow()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def tab(first_tab: Tab) -> Tab:
-    """The tab that stays open, driving."""
-    first_tab.drive()
-    return first_tab
 
 
 def test_the_first_picture_needs_nothing_configured(tab: Tab, dashboard: Dashboard) -> None:
@@ -281,57 +257,6 @@ def test_chat_joins_the_batch(tab: Tab) -> None:
     box.press("Enter")
     tab.wait_answer("joined the batch")
     tab.wait_snapshot("s.requests.some((r) => r.label === 'ask 1')")
-
-
-def test_copy_gives_link_python_and_flags(tab: Tab) -> None:
-    tab.press("copy")
-    dialog = tab.page.get_by_role("dialog")
-    for text in ("EngineConfig()", "vllm serve MODEL", "sglang.launch_server"):
-        dialog.get_by_text(text).first.wait_for()
-    with tab.page.expect_download() as download:
-        tab.press("download_snapshot")
-    assert Path(download.value.path()).read_text().startswith("{")
-    dialog.get_by_label("Close").click()
-    dialog.wait_for(state="detached")
-
-
-def test_present_hides_the_knobs(tab: Tab) -> None:
-    tab.page.get_by_role("button", name="Present").click()
-    tab.key("knobs").wait_for(state="detached")
-    tab.page.get_by_text("first blocks exist once").wait_for()
-    settings = tab.snapshot("settings")
-    tab.page.get_by_role("button", name="End", exact=True).click()
-    tab.key("knobs").wait_for()
-    tab.settled()
-    assert (
-        tab.key("knob_scheduling_token_budget").locator("input").get_attribute("aria-valuetext")
-        == "256 tokens"
-    )
-    assert tab.snapshot("settings") == settings
-
-
-def test_a_phone_shows_one_view_at_a_time(tab: Tab) -> None:
-    with tab.sized(390, 844):
-        look_at_the_phone(tab)
-    tab.page.get_by_role("tab", name="Grid").wait_for(state="hidden")
-
-
-def look_at_the_phone(tab: Tab) -> None:
-    """Each tab of the phone's page shows its part alone."""
-    tab.page.wait_for_function("document.documentElement.scrollWidth <= 390")
-    strip = tab.page.locator(".strip-main").bounding_box()
-    assert strip is not None and strip["height"] <= 72  # two rows
-    assert tab.page.evaluate(
-        "(([t]) => t.scrollWidth <= t.clientWidth)(document.querySelectorAll('.st-key-toolbar'))"
-    )
-    assert tab.key("middle").is_visible() and not tab.key("knobs").is_visible()
-    tab.page.get_by_role("tab", name="Knobs").click()
-    assert tab.key("knobs").is_visible() and not tab.key("middle").is_visible()
-    tab.page.get_by_role("tab", name="Chat").click()
-    assert tab.key("chat").is_visible() and not tab.key("side").is_visible()
-    tab.page.get_by_role("tab", name="Block").click()
-    assert tab.key("side").is_visible() and not tab.key("knobs").is_visible()
-    tab.page.get_by_role("tab", name="Grid").click()
 
 
 def test_a_killed_engine_keeps_its_picture_and_restarts(tab: Tab, dashboard: Dashboard) -> None:
