@@ -22,9 +22,9 @@ def live_view(
     """Mounts one part and returns the command of this run, or None.
 
     `part`: strip, stage or side. `data`: text, lang, is_driver, num_viewers, selected,
-    selected_request, block, pages, marks, can_undo, can_redo, present, act, live_url; `text` may be left
-    out (English) and `langs` lists what the language button offers. `on_command` runs first, as
-    Streamlit's callbacks do; it reads the commands with `read_commands(key)`. A command is
+    selected_request, block, pages, marks, can_undo, can_redo, present, act, live_url; `text` may be
+    left out (English) and `langs` lists what the language button offers. `on_command` runs first,
+    as Streamlit's callbacks do; it reads the commands with `read_commands(key)`. A command is
     {"name", "nonce", "tab", ...}; `done`, the nonces of those that were run, keeps one that came
     while the server was busy from being lost. Raises ValueError for an unknown part.
     """
