@@ -98,6 +98,19 @@ class FormatState:
             )
         return table
 
+    def of_layer(self, layer: int) -> "FormatState":
+        """The calibration of one layer, as views: of pages that hold this layer alone."""
+        one = slice(layer, layer + 1)
+        return FormatState(
+            self.k_scale[one],
+            self.v_scale[one],
+            self.saturated,
+            self.k_head_scale[one],
+            self.v_head_scale[one],
+            self.k_table[one],
+            self.v_table[one],
+        )
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all calibration."""

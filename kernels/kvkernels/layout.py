@@ -8,10 +8,11 @@ One page holds `block_size` token slots of one group (layers x KV heads x planes
 `S` is the block size, `row` the bytes of one head vector, `M` the 16-bit numbers kept per token and
 head (0 for plain formats, 1 = scale for int8, 2 = scale and minimum for int4; a format whose groups
 lie otherwise uses the same M * S numbers of a head in its own order). A layer's bytes are
-contiguous, so that a slice (page x layers) can be moved and verified on its own.
+contiguous, so that a slice (page x layers) can be moved and verified on its own. A page of one
+plane alone has the same order without the other's bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvkernels.formats import FORMATS, PageFormat
@@ -29,7 +30,8 @@ class PageSpec:
     `num_layers` and `num_kv_heads` are those of the group, not of the model. `share`: numbers that
     share a scale in formats that leave this open (KIVI: tokens of K, channels of V); 0: the
     format's own choice, and so in all other formats, whatever is given.
-    `rank`: coordinates a vector of low-rank formats, alike; 0: half the head's width.
+    `rank`: coordinates a vector of low-rank formats, alike; 0: half the head's width. `planes`:
+    "kv", or the one that the page holds; the other then lies elsewhere.
     """
 
     num_layers: int
@@ -40,8 +42,11 @@ class PageSpec:
     v_format: str
     share: int = 0
     rank: int = 0
+    planes: str = "kv"
 
     def __post_init__(self) -> None:
+        if self.planes not in ("kv", "k", "v"):
+            raise ValueError(f"planes = {self.planes!r} is unknown: choose kv, k or v")
         for plane, name in (("k_format", self.k_format), ("v_format", self.v_format)):
             if name not in FORMATS:
                 raise ValueError(f"{plane} = {name!r} is unknown: choose one of {list(FORMATS)}")
@@ -75,22 +80,22 @@ class PageSpec:
     @cached_property
     def k_row_bytes(self) -> int:
         """Bytes of one token's K vector of one head, without metadata."""
-        return self.k.row_bytes(self.head_dim)
+        return self.k.row_bytes(self.head_dim) if "k" in self.planes else 0
 
     @cached_property
     def v_row_bytes(self) -> int:
         """Bytes of one token's V vector of one head, without metadata."""
-        return self.v.row_bytes(self.head_dim)
+        return self.v.row_bytes(self.head_dim) if "v" in self.planes else 0
 
     @cached_property
     def k_num_meta(self) -> int:
         """16-bit numbers of K metadata per token and head."""
-        return self.k.num_meta(self.head_dim, self.block_size)
+        return self.k.num_meta(self.head_dim, self.block_size) if "k" in self.planes else 0
 
     @cached_property
     def v_num_meta(self) -> int:
         """16-bit numbers of V metadata per token and head."""
-        return self.v.num_meta(self.head_dim, self.block_size)
+        return self.v.num_meta(self.head_dim, self.block_size) if "v" in self.planes else 0
 
     @property
     def _slots(self) -> int:
@@ -131,16 +136,28 @@ class PageSpec:
     @property
     def bits_per_element(self) -> float:
         """Effective bits per stored number, metadata and padding included."""
-        elements = 2 * self._slots * self.head_dim * self.num_layers
+        elements = len(self.planes) * self._slots * self.head_dim * self.num_layers
         return self.page_bytes * 8 / elements
 
     @property
     def label(self) -> str:
-        """Short name: `int8`, `int8/int4` where K and V differ; then a chosen group or rank."""
+        """Short name: `int8`, `int8/int4` where K and V differ; then a group, a rank, one plane."""
         same = self.k_format == self.v_format
         both = self.k_format if same else f"{self.k_format}/{self.v_format}"
+        if self.planes != "kv":
+            both = self.k_format if self.planes == "k" else self.v_format
         both += f"/g{self.share}" if self.share else ""
-        return both + (f"/r{self.rank}" if self.rank else "")
+        both += f"/r{self.rank}" if self.rank else ""
+        return both if self.planes == "kv" else f"{both} {self.planes.upper()} alone"
+
+    def part(self, planes: str) -> "PageSpec":
+        """The class of pages with these planes alone."""
+        return replace(self, planes=planes)
+
+    @property
+    def one_layer(self) -> "PageSpec":
+        """The class of pages with one of its layers."""
+        return replace(self, num_layers=1)
 
 
 def fitting_formats(head_dim: int, block_size: int) -> tuple[str, ...]:

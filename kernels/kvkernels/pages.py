@@ -55,6 +55,16 @@ def plane_view(pages: Tensor, spec: PageSpec, plane: str) -> tuple[Tensor, Tenso
     return data, meta.unflatten(-1, (heads, kinds, slots))
 
 
+def copy_plane(
+    pages: Tensor, spec: PageSpec, plane: str, target: Tensor, target_spec: PageSpec
+) -> None:
+    """Copy one plane of pages uint8 [n, page_bytes] into pages of a class with other planes."""
+    pairs = zip(plane_view(pages, spec, plane), plane_view(target, target_spec, plane), strict=True)
+    for source, place in pairs:
+        if source is not None and place is not None:
+            place.copy_(source)
+
+
 def decode_pages(pages: Tensor, spec: PageSpec, plane: str, state: FormatState) -> Tensor:
     """Decode one plane of pages uint8 [n, page_bytes] to fp32 [n, L, H, S, D]."""
     data, meta = plane_view(pages, spec, plane)
@@ -138,7 +148,7 @@ def refuse_grouped(spec: PageSpec) -> None:
 
 def check_recode(src: PageSpec, dst: PageSpec) -> None:
     """Raise ValueError unless the two page classes differ in their formats only."""
-    for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
+    for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "planes"):
         if getattr(src, name) != getattr(dst, name):
             raise ValueError(
                 f"recode from {src} to {dst}: {name} differs, but only the formats may"

@@ -168,7 +168,7 @@ class Cache(DrivenCache, RuleBasedStateMachine):
     def holds(self) -> None:
         if not hasattr(self, "guard"):
             return
-        stack = SimpleNamespace(pool=self.pool, manager=self.manager, store=self.store,
+        stack = SimpleNamespace(pool=self.pool, manager=self.manager, store=self.store, values=None,
                                 budget_bytes=self.store.num_bytes,
                                 runner=SimpleNamespace(bounds=None))  # fmt: skip
         integrity.verify(SimpleNamespace(  # type: ignore[arg-type]

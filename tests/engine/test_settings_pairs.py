@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.prompt_caching": PROMPT_CACHING,
     "cache.min_cacheable_tokens": (1, 12),
     "cache.eviction": EVICTION_ORDERS,
+    "cache.values": ("hbm", "dram"),
     "cache.mode": ("on", "off"),
     "cache.allocation": ("paged", "contiguous"),
     "cache.prefix_caching": (True, False),
@@ -85,13 +86,19 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.sink_tokens", "cache.allocation"): 1,
     ("cache.sink_tokens", "retention.level"): 1,
     ("cache.sink_tokens", "retention.merge"): 2,
+    ("cache.values", "cache.mode"): 1,
+    ("cache.values", "cache.allocation"): 1,
+    ("cache.values", "tiers.dram_mib"): 1,
+    ("cache.values", "tiers.dram_throttle_mb_s"): 1,
+    ("cache.values", "retention.level"): 1,
+    ("cache.values", "retention.merge"): 2,
     ("cache.k_format", "retention.merge"): 2,
     ("retention.level", "retention.merge"): 2,
     ("retention.positions", "retention.merge"): 2,
     ("retention.positions", "retention.sparse"): 1,
 }
 
-NUM_ROWS = 55
+NUM_ROWS = 57
 
 
 def accepts(row: Row) -> bool:

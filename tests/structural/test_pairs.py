@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
     "cache.sink_tokens": (0, 10),
+    "cache.values": ("hbm", "dram"),
 }
 BASE: dict[str, Any] = {
     "model.max_model_len": 128, "scheduling.chunk_tokens": 12, "scheduling.token_budget": 24,
@@ -165,4 +166,6 @@ def test_only_impossible_pairs_are_missing() -> None:
              for name in ("ada", "ada+pyramid")}  # fmt: skip
     waiting = {(f"cache.{name}_tokens", 10, "retention.level", "token")
                for name in ("residual", "sink")}  # fmt: skip
-    assert missing == grouped | split | layer | waiting
+    below = {("cache.values", "dram", "retention.level", "token"),
+             ("cache.values", "dram", "tiers", "none")}  # fmt: skip
+    assert missing == grouped | split | layer | waiting | below

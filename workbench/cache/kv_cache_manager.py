@@ -36,6 +36,7 @@ class KVCacheManager:
         classes: list[int],
         open_classes: list[int] | None = None,
         exact_classes: list[int] | None = None,
+        joined: dict[int, int] | None = None,
         block_size: int,
         max_model_len: int,
         format_label: str,
@@ -49,6 +50,8 @@ class KVCacheManager:
         self.classes = classes  # page class of each group's full pages
         self.open_classes = open_classes or classes  # and of pages that are being filled
         self.exact_classes = exact_classes or classes  # and of the first pages of a text
+        self.joined = joined or {}  # classes of pages whose V lies below, as they are read
+        self.most_values_pages: int | None = None  # of one group each, whose V finds room below
         self.max_open_pages = 2  # of each group of one request, at any moment
         self.residual_pages = 0  # newest full pages that are not sealed yet
         self.sink_pages = 0  # first pages of a text that stay as exact as they were computed
@@ -89,7 +92,14 @@ class KVCacheManager:
             if each.full != each.exact:
                 besides[pool.classes[each.exact]] += self.sink_pages
         specs = [pool.classes[cls] for cls in self.classes]
-        return fitting_pages(specs, pool.slab_bytes, pool.num_slabs, besides)
+        most = fitting_pages(specs, pool.slab_bytes, pool.num_slabs, besides)
+        return most if self.most_values_pages is None else min(most, self.most_values_pages)
+
+    @property
+    def short_of(self) -> str:
+        """The setting that `capacity_pages` depends on first."""
+        below = self.most_values_pages
+        return "tiers.dram_mib" if below == self.capacity_pages else "cache.hbm_budget_mib"
 
     @property
     def seals(self) -> bool:
@@ -253,7 +263,7 @@ class KVCacheManager:
         if self.sink_pages:  # the first fresh page's place in the text
             first = (request.num_computed_tokens - stored) // size + int(blocks.num_pages[group])
         waiting = 0
-        if self.residual_pages and classes.full != classes.open:
+        if classes.full != classes.open:
             full = blocks.table[group, sinks : max(sinks, stored // size)]
             waiting = int((self.pool.page_classes(full) != classes.full).sum())
         filled = Filling.of(
@@ -296,10 +306,17 @@ class KVCacheManager:
         stored = 0
         for page in range(blocks.num_hashed, num_full):
             ids = tuple(int(block) for block in blocks.table[:, page])
+            if self.joined and not self._are_final(ids, page):
+                num_full = page  # V found no room below: the page stays as it is
+                break
             stored += self.pool.publish(self.keys.row(request, page, ids, blocks.lineage))
         blocks.num_hashed = num_full
         self.lookup.published(request, num_full)
         return stored
+
+    def _are_final(self, ids: tuple[int, ...], page: int) -> bool:
+        classes = [self.pool.page_class(block) for block in ids]
+        return classes == [self.final_class(group, page) for group in range(len(ids))]
 
     def rewind(self, request: Request) -> None:
         """Forget what is stored but keep the pages (`cache.mode = off`: recompute each step)."""

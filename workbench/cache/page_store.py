@@ -164,7 +164,10 @@ class PageStore:
 
     def vectors(self, group: int, offsets: np.ndarray, spec: PageSpec, plane: str) -> Tensor:
         """One plane of pages, decoded: fp32 [n * S, L, H, D], slot by slot."""
-        pages = self.gather(offsets, spec)
+        return self.decode(group, self.gather(offsets, spec), spec, plane)
+
+    def decode(self, group: int, pages: Tensor, spec: PageSpec, plane: str) -> Tensor:
+        """One plane of pages uint8 [n, page_bytes]: fp32 [n * S, L, H, D], slot by slot."""
         decoded = decode_pages(pages, spec, plane, self.state(group, spec))  # [n, L, H, S, D]
         return decoded.movedim(3, 1).flatten(0, 1)
 
@@ -204,6 +207,31 @@ class PageStore:
             source=pages.reshape(-1),
             num_slots=self._index(num_slots),
         )
+
+    def encode(self, group: int, pages: Tensor, src: PageSpec, dst: PageSpec) -> Tensor:
+        """Full pages of one class, uint8 [n, page_bytes], as pages of another beside the arena."""
+        if src == dst:
+            return pages
+        count = len(pages)
+        out = torch.empty((count, dst.page_bytes), dtype=torch.uint8, device=self.device)
+        places = [np.arange(count, dtype=np.int64) * spec.page_bytes for spec in (src, dst)]
+        self.kernels.recode_pages(
+            out.view(-1),
+            src,
+            self._index(places[0]),
+            self.state(group, src),
+            dst,
+            self._index(places[1]),
+            self.state(group, dst),
+            self.scratch,
+            source=pages.reshape(-1),
+        )
+        return out
+
+    def put(self, offsets: np.ndarray, spec: PageSpec, pages: Tensor) -> None:
+        """Write whole pages, uint8 [n, page_bytes], into the arena."""
+        if len(offsets):
+            self.kernels.scatter_pages(self.arena, spec, self._index(offsets), pages)
 
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self.device)

@@ -10,7 +10,8 @@ import numpy as np
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.request import Request
 
-Recode = Callable[[int, list[int], list[int]], None]  # group, from blocks, to blocks
+# group, from blocks, to blocks -> how many of them, in order, were encoded
+Recode = Callable[[int, list[int], list[int]], int]
 
 
 def seal(manager: KVCacheManager, request: Request, recode: Recode) -> None:
@@ -24,8 +25,9 @@ def seal(manager: KVCacheManager, request: Request, recode: Recode) -> None:
             continue
         old = [int(block) for block in table[pages]]
         spares = blocks.spares[group]
-        new, blocks.spares[group] = spares[: len(pages)], spares[len(pages) :]
-        recode(group, old, new)
+        done = recode(group, old, spares[: len(pages)])
+        new, blocks.spares[group] = spares[:done], spares[done:]
+        old, pages = old[:done], pages[:done]
         blocks.table[group, pages] = new
         pool.mass[new] = pool.mass[old]
         pool.free(old)

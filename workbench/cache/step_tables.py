@@ -129,6 +129,8 @@ def _by_class(
     """
     size = manager.block_size
     classes = np.where(slots > 0, manager.pool.page_classes(table), -1)
+    for alone, both in manager.joined.items():
+        classes[classes == alone] = both
     found = []
     for cls in np.unique(classes[classes >= 0]).tolist():
         mine = classes == cls

@@ -116,7 +116,8 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
     if restarts:
         raise SettingError(f"{restarts[0]} needs the weights loaded again: build a new engine")
     check_calibration(config, engine.model)
-    if rope_mode(config) != rope_mode(engine.config):  # no page can be read in the other way
+    split = "dram" in (config.cache.values, engine.config.cache.values)  # pages are not whole
+    if split or rope_mode(config) != rope_mode(engine.config):  # or cannot be read as they are
         kinds = {path: "rebuild" if kind == "recode" else kind for path, kind in kinds.items()}
     if "rebuild" in kinds.values():
         _check_rebuild(engine, config)

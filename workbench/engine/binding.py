@@ -15,7 +15,8 @@ def bind_settings(engine: "Engine") -> None:
     """Bring fetcher, scheduler, manager and pool to the engine's config."""
     cache, tiers = engine.config.cache, engine.config.tiers
     engine.fetcher.gate = tiers.gate
-    engine.fetcher.enabled = tiers.dram_mib > 0 or tiers.disk_mib > 0
+    below = tiers.dram_mib > 0 or tiers.disk_mib > 0
+    engine.fetcher.enabled = below and cache.values == "hbm"  # DRAM is taken, and K alone is no row
     engine.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
     policy, tail = engine.retainer.policy, engine.retainer.tail_tokens()
     engine.scheduler.tail_tokens = tail
@@ -24,6 +25,7 @@ def bind_settings(engine: "Engine") -> None:
     manager.max_open_pages = max_open_pages(engine.config)
     manager.residual_pages = residual_pages(engine.config)
     manager.sink_pages = sink_pages(engine.config)
+    manager.most_values_pages = engine.stack.specs.most_values_pages(engine.config)
     least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
     manager.lookup.explicit = cache.prompt_caching == "explicit"
     manager.lifetimes.min_tokens = cache.min_cacheable_tokens

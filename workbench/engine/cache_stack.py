@@ -28,6 +28,7 @@ from workbench.layer_plan import parse_plan, parse_ranks, write_plan, write_rank
 from workbench.model.load import LoadedModel
 from workbench.request import Request
 from workbench.settings.formats import GROUPED_FORMATS, KIVI_GROUPS, KV_FORMATS, LOW_RANK_FORMATS
+from workbench.spatial.hierarchy.values import ValuesBelow
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class GroupSpecs:
     num_sinks: int = 0
 
     @property
+    def joined(self) -> list[PageSpec]:
+        """Class of each group's full pages with both planes, wherever these lie."""
+        return [spec.part("kv") for spec in self.full]
+
+    @property
     def seals(self) -> bool:
         """Whether a page changes its class when it is full."""
         return self.full != self.open
@@ -54,7 +60,16 @@ class GroupSpecs:
             if full != unfilled:
                 besides[unfilled] += max_open_pages(config)
         besides.update(self.sinks(self.num_sinks))
-        return fitting_pages(self.full, slab_bytes, num_slabs, besides)
+        most = fitting_pages(self.full, slab_bytes, num_slabs, besides)
+        below = self.most_values_pages(config)
+        return most if below is None else min(most, below)
+
+    def most_values_pages(self, config: EngineConfig) -> int | None:
+        """Pages of each group whose V finds room in DRAM; None where V stays in HBM."""
+        sizes = [both.part("v").page_bytes for both in self.joined]
+        if self.joined == self.full:
+            return None
+        return int(config.tiers.dram_mib * 2**20) // sum(sizes)
 
     @property
     def distinct(self) -> set[PageSpec]:
@@ -64,6 +79,11 @@ class GroupSpecs:
     def exact_classes(self, pool: BlockPool) -> list[int]:
         """Class of the first pages of a text, of each group."""
         return [pool.class_of(spec) for spec in (self.exact if self.num_sinks else self.full)]
+
+    def joined_classes(self, pool: BlockPool) -> dict[int, int]:
+        """Class under which pages of one plane are read, of each class of such pages."""
+        pairs = zip(self.full, self.joined, strict=True)
+        return {pool.class_of(full): pool.class_of(both) for full, both in pairs if full != both}
 
     def sinks(self, count: int) -> Counter[PageSpec]:
         """`count` first pages of each group, where they are of a class of their own."""
@@ -83,6 +103,7 @@ class CacheStack:
     store: PageStore
     runner: ModelRunner
     budget_bytes: int
+    values: ValuesBelow | None = None  # V of full pages, where it lies below HBM
 
 
 def max_open_pages(config: EngineConfig) -> int:
@@ -133,6 +154,8 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
         full.append(spec)
         waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
         exact.append(group.page_spec(dim, cache.block_size, plain, plain))
+        if cache.values == "dram":
+            full[-1] = spec.part("k")
         unfilled.append(exact[-1] if waits else spec)
     specs = GroupSpecs(full, unfilled, exact, sink_pages(config))
     refuse_unreadable(specs.distinct, kernel_rope(rope_mode(config)), str(model.decoder.device))
@@ -146,6 +169,8 @@ def refuse_unreadable(specs: Iterable[PageSpec], rope: Rope, device: str) -> Non
     from kvkernels.triton_formats import check_twins  # Triton is there only on Linux
 
     for spec in specs:
+        if spec.planes != "kv":
+            raise SettingError("cache.values = dram is read on a CPU only: choose hbm")
         try:
             check_twins(spec, rope)
         except ValueError as error:
@@ -177,6 +202,11 @@ def plan_slabs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> 
     biggest = max(spec.page_bytes for spec in specs.distinct)
     if biggest > slab_bytes:
         slab_bytes, num_slabs = choose_slab(budget, biggest, count)
+    if specs.most_values_pages(config) == 0:
+        raise CapacityError(
+            f"tiers.dram_mib = {config.tiers.dram_mib:g} MiB holds the V of no block, and "
+            "cache.values = dram keeps it there: give DRAM more, or choose hbm"
+        )
     if num_slabs < len(specs.distinct) or slab_bytes < biggest:
         need = sum(spec.page_bytes for spec in specs.full)
         raise CapacityError(
@@ -262,6 +292,7 @@ def build_stack(
         before_evict=before_evict,
         smallest_page_bytes=smallest_page_bytes(geometry, config),
     )
+    joined = specs.joined_classes(pool)  # first: classes are read in the order of their numbers
     store = PageStore(num_slabs * slab_bytes, device, geometry.groups, calibration)
     manager = KVCacheManager(
         pool=pool,
@@ -269,6 +300,7 @@ def build_stack(
         classes=[pool.class_of(spec) for spec in specs.full],
         open_classes=[pool.class_of(spec) for spec in specs.open],
         exact_classes=specs.exact_classes(pool),
+        joined=joined,
         block_size=config.cache.block_size,
         max_model_len=config.model.max_model_len,
         format_label=format_label(config, calibration),
@@ -287,17 +319,22 @@ def smallest_page_bytes(geometry: Geometry, config: EngineConfig) -> int:
     size, dim = config.cache.block_size, geometry.head_dim
     shapes = {(len(group.layers), len(group.kv_heads)) for group in geometry.groups}
     ranks = {config.cache.rank, *parse_ranks(config.cache.rank_plan).values()}
+    planes = "k" if config.cache.values == "dram" else "kv"
     return min(
-        _smallest(*shape, dim, size, rank) for shape, rank in itertools.product(shapes, ranks)
+        _smallest(*shape, dim, size, rank, planes)
+        for shape, rank in itertools.product(shapes, ranks)
     )
 
 
 @functools.lru_cache(maxsize=64)  # a constant of the shape
-def _smallest(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, rank: int) -> int:
+def _smallest(
+    num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, rank: int, planes: str
+) -> int:
     sizes = []
     for k_format, v_format in itertools.product(FORMATS, FORMATS):
         for share in KIVI_GROUPS if {k_format, v_format} & set(GROUPED_FORMATS) else (0,):
             with contextlib.suppress(ValueError):  # some do not fit this head or block size
                 shape = (num_layers, num_kv_heads, head_dim, block_size)
-                sizes.append(PageSpec(*shape, k_format, v_format, share, rank).page_bytes)
+                spec = PageSpec(*shape, k_format, v_format, share, rank, planes)
+                sizes.append(spec.page_bytes)
     return min(sizes)

@@ -4,11 +4,15 @@ import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from kvkernels.pages import copy_plane
 
 from workbench.cache.sealing import seal
 from workbench.engine.runner import ForwardBatch
+from workbench.spatial.hierarchy.values import ValuesBelow
 
 if TYPE_CHECKING:
+    from workbench.engine.cache_stack import CacheStack
     from workbench.engine.engine import Engine
 
 
@@ -23,13 +27,39 @@ def commit(engine: "Engine", batch: ForwardBatch) -> None:
         request.num_computed_tokens += count
         if engine.scheduler.prefix_caching:
             manager.publish(request, request.num_computed_tokens)
+    if engine.stack.values is not None:
+        engine.stack.values.sweep()
 
 
-def _encode(engine: "Engine", group: int, source: list[int], target: list[int]) -> None:
-    """Encode full pages of an open class into pages of their final one."""
+def roll_back(engine: "Engine") -> bool:
+    """Undo a step that read damaged values: nothing of it counts, and who holds them recomputes.
+
+    False where there were none, and the step stands.
+    """
+    values, manager = engine.stack.values, engine.stack.manager
+    if values is None or not values.lost:
+        return False
+    lost = sorted(values.lost)
+    for request in list(engine.scheduler.running):
+        held = manager.requests[request.request_id].all_blocks()
+        if np.isin(held, lost).any():
+            engine.scheduler.preempt(request, reason="lost_values")
+    for block in lost:
+        row = engine.stack.pool.row_of[block]
+        if row is not None:
+            engine.stack.pool.forget(row)
+    values.lost.clear()
+    values.sweep()
+    return True
+
+
+def _encode(engine: "Engine", group: int, source: list[int], target: list[int]) -> int:
+    """Encode full pages of an open class into pages of their final one; how many it did."""
     stack = engine.stack
     pool = stack.pool
     old = pool.classes[pool.page_class(source[0])]
+    if stack.values is not None:
+        return _split(stack, stack.values, group, source, target)
     stack.store.recode(
         group,
         stack.store.gather(pool.offset[source], old),
@@ -38,3 +68,28 @@ def _encode(engine: "Engine", group: int, source: list[int], target: list[int]) 
         pool.offset[target],
         np.full(len(source), engine.config.cache.block_size, np.int64),
     )
+    return len(source)
+
+
+def _split(
+    stack: "CacheStack", values: ValuesBelow, group: int, source: list[int], target: list[int]
+) -> int:
+    """Encode full pages, their K into others and their V below; ends where V finds no room."""
+    pool, store = stack.pool, stack.store
+    old, both, alone = (
+        pool.classes[pool.page_class(source[0])], stack.specs.joined[group], stack.specs.full[group]
+    )  # fmt: skip
+    pages = store.encode(group, store.gather(pool.offset[source], old), old, both)
+    keys, below = (
+        torch.zeros((len(source), spec.page_bytes), dtype=torch.uint8, device=store.device)
+        for spec in (alone, both.part("v"))
+    )
+    copy_plane(pages, both, "k", keys, alone)
+    copy_plane(pages, both, "v", below, both.part("v"))
+    done = 0
+    for block, page in zip(target, below.cpu().numpy(), strict=True):
+        if not values.put(block, page, both.num_layers):
+            break
+        done += 1
+    store.put(pool.offset[target[:done]], alone, keys[:done])
+    return done

@@ -16,7 +16,7 @@ from workbench.engine.builtin import builtin_registry
 from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.calibrating import find_calibration
-from workbench.engine.commit import commit
+from workbench.engine.commit import commit, roll_back
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
@@ -27,6 +27,7 @@ from workbench.engine.retainer import Retainer
 from workbench.engine.runner import ForwardBatch, make_batch
 from workbench.engine.sampling import sample
 from workbench.engine.shadow import Shadow
+from workbench.engine.split_reads import SplitReads
 from workbench.engine.step_recorder import StepRecorder
 from workbench.engine.streams import Stream
 from workbench.engine.tap import Tap, hand_out
@@ -40,6 +41,7 @@ from workbench.registry import Registry
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
 from workbench.snapshot import Snapshot
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
+from workbench.spatial.hierarchy.values import ValuesBelow
 from workbench.temporal.scheduling.fetcher import Fetcher
 from workbench.temporal.scheduling.loads import FetchCounters
 from workbench.temporal.scheduling.scheduler import Scheduler
@@ -132,6 +134,8 @@ class Engine:
         """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""
         self.stack.pool.index.clear()
         self.log.on_cleared()
+        if self.stack.values is not None:
+            self.stack.values.clear()
         self.config = config
         del self.stack, self.fetcher, self.scheduler.manager, self.scheduler.fetcher
         self.stack = self._build_stack(config)
@@ -141,6 +145,9 @@ class Engine:
     def _bind(self) -> None:
         """Connect scheduler and fetcher to the current stack."""
         stack = self.stack
+        if stack.manager.joined:
+            stack.values = ValuesBelow(stack.pool, self.hierarchy)
+            stack.runner.split = SplitReads(stack, stack.values)
         self.fetcher = Fetcher(
             stack.manager, stack.store, self.hierarchy, self.metrics.recompute_s, self.clock.now_s,
             on_load=self.moves.loaded, counters=self.fetch_counters,
@@ -199,7 +206,8 @@ class Engine:
                 retention=self.config.retention,
             )
             self.recorder.ran(runner.timing)
-            self._update(batch, logits, mass)
+            if not roll_back(self):
+                self._update(batch, logits, mass)
             view = self.recorder.finish(self.num_steps, batch)
             self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
         elif self.fetcher.num_pending:

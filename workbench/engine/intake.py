@@ -85,7 +85,7 @@ class Intake:
         if not manager.fits_ever(slots):
             raise RequestError(
                 f"the request needs {manager.num_pages_for(slots)} blocks and the whole pool has "
-                f"{manager.capacity_pages}: shorten it, raise cache.hbm_budget_mib or choose a "
+                f"{manager.capacity_pages}: shorten it, raise {manager.short_of} or choose a "
                 "smaller format"
             )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.cache.keys import next_key, tagged_key
 from workbench.engine.bounds_check import check_bounds
+from workbench.engine.values_check import check_values
 from workbench.errors import IntegrityError
 from workbench.request import Request, RequestStatus
 from workbench.views import IntegrityView
@@ -35,6 +36,7 @@ def verify(engine: "Engine") -> None:
     _check_requests(engine)
     _check_bytes(engine)
     check_bounds(engine)
+    check_values(engine)
     if engine.byte_guard is not None:
         engine.byte_guard.verify(engine.stack)
     engine.hierarchy.check_integrity()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from kvkernels.common import rotate
+from kvkernels.layout import PageSpec
 from torch import Tensor
 
 from workbench.cache.geometry import Group
@@ -139,10 +140,22 @@ def stored_vectors(stack: "CacheStack", blocks: RequestBlocks, group: int) -> tu
         parts, order = [], []
         for cls in np.unique(classes).tolist():
             pages = np.flatnonzero(classes == cls)
-            spec = pool.classes[cls]
-            parts.append(stack.store.vectors(group, pool.offset[table[pages]], spec, plane))
+            parts.append(_vectors(stack, group, table[pages], pool.classes[cls], plane))
             order.append((pages[:, None] * size + np.arange(size)).ravel())
         back = np.argsort(np.concatenate(order))[:stored]
         joined = torch.cat(parts)
         planes.append(joined[torch.from_numpy(back).to(joined.device)])
     return planes[0], planes[1]
+
+
+def _vectors(
+    stack: "CacheStack", group: int, blocks: np.ndarray, spec: PageSpec, plane: str
+) -> Tensor:
+    """One plane of blocks, fp32 [n * S, L, H, D], from wherever it lies."""
+    if plane in spec.planes or stack.values is None:
+        return stack.store.vectors(group, stack.pool.offset[blocks], spec, plane)
+    below = spec.part(plane)
+    pages = torch.empty((len(blocks), below.page_bytes), dtype=torch.uint8)
+    for layer, part in enumerate(pages.split(below.layer_bytes, 1)):
+        stack.values.read(blocks, layer, part.numpy())
+    return stack.store.decode(group, pages, below, plane)

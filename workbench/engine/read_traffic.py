@@ -9,7 +9,8 @@ class ReadTraffic:
 
     The skipped ones are what whole reads would have read besides; `bounds_bytes` were read to
     choose. `whole_bytes`: of pages that the tokens of a request read together; the others were read
-    once for each of `num_rows` tokens that read sparsely.
+    once for each of `num_rows` tokens that read sparsely. `fetched_bytes`: of V that came from
+    DRAM, once a layer however many tokens read it.
     """
 
     pages_read: int = 0
@@ -17,6 +18,7 @@ class ReadTraffic:
     read_bytes: int = 0
     whole_bytes: int = 0
     bounds_bytes: int = 0
+    fetched_bytes: int = 0
     num_rows: int = 0
 
     def add(self, num_read: int, num_skipped: int, layer_bytes: int) -> None:

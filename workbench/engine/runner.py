@@ -16,6 +16,7 @@ from workbench.clock import Clock
 from workbench.config import RetentionSettings
 from workbench.engine.mass import by_group, mean_norms
 from workbench.engine.sparse_reads import SparseReads
+from workbench.engine.split_reads import SplitReads
 from workbench.engine.step_attention import SeeQueries, StepAttention, StepTiming
 from workbench.model.decoder import Decoder
 from workbench.request import Request
@@ -104,6 +105,7 @@ class ModelRunner:
             self.rope_table = decoder.rope_tables(manager.max_model_len + manager.block_size)
         self.timing = StepTiming()
         self.bounds: PageBounds | None = None  # while reads are sparse
+        self.split: SplitReads | None = None  # where V of full pages lies below HBM
         self.key_norms: np.ndarray | None = None  # of the newest step, where they were asked for
 
     @torch.inference_mode()
@@ -143,6 +145,7 @@ class ModelRunner:
             each_head=mass and reduce == "max",
             see=see,
             sparse=sparse,
+            split=self.split,
         )
         device = self.store.device
         logits = self.decoder.forward(

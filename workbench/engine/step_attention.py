@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from kvkernels.api import AttentionResult, RopeTable, StepTables, Timers
+from kvkernels.api import AttentionResult, RopeTable, Scratch, StepTables, Timers
+from kvkernels.layout import PageSpec
 from torch import Tensor
 
 from workbench.cache.geometry import Geometry, LayerSet
@@ -17,6 +18,7 @@ from workbench.clock import Clock
 from workbench.engine.mass import join_classes
 from workbench.engine.read_traffic import ReadTraffic
 from workbench.engine.sparse_reads import SparseReads
+from workbench.engine.split_reads import SplitPlan, SplitReads
 from workbench.request import Request
 
 SeeQueries = Callable[[int, Tensor], None]  # layer, q [N, Hq, D] as they come
@@ -56,7 +58,9 @@ class StepAttention:
         each_head: bool = False,
         see: SeeQueries | None = None,
         sparse: SparseReads | None = None,
+        split: SplitReads | None = None,
     ) -> None:
+        self._split = split
         self._geometry = geometry
         self._classes = manager.pool.classes
         self._store = store
@@ -102,7 +106,9 @@ class StepAttention:
             self.norms[layer_set.index].append(lengths)
         for tables, plan in plans:
             state = store.step_state(layer_set.groups, self._classes[tables.cls])
-            kernels.write_kv(store.arena, plan, local, k, v, state)
+            target = plan.writes if isinstance(plan, SplitPlan) else plan
+            if target is not None:
+                kernels.write_kv(store.arena, target, local, k, v, state)
         if self._sparse is not None and self._sparse.applies(layer):
             out, mass = self._mixed(layer_set, local, q, self._sparse)
         else:
@@ -174,22 +180,45 @@ class StepAttention:
     ) -> AttentionResult:
         tables, plan = planned
         store = self._store
+        arena, state = store.arena, store.step_state(layer_set.groups, self._classes[tables.cls])
+        if isinstance(plan, SplitPlan):
+            arena = plan.read(local, self._timing.traffic)
+            plan, local, state = plan.reads, 0, state.of_layer(local)
         return store.kernels.attend(  # type: ignore[no-any-return]
             q,
-            store.arena,
+            arena,
             plan,
             local,
             softmax_scale=self._geometry.head_dim**-0.5,
-            state=store.step_state(layer_set.groups, self._classes[tables.cls]),
+            state=state,
             mass="token" if self._wants_mass else None,
             partial=partial,
             each_head=self._each_head,
         )
 
     def _plan(self, tables: ClassTables, q_lens: np.ndarray, rows: np.ndarray) -> object:
+        spec, split = self._classes[tables.cls], self._split
+        covered = split is not None and split.covers(tables.cls)
+        writes = None
+        if not covered or tables.new_lens is None or tables.new_lens.any():
+            writes = self._make_plan(spec, tables, q_lens, rows, self._store.scratch)
+        if split is None or not covered:
+            return writes
+        moved, pages = split.one_layer(tables)
+        reads = self._make_plan(spec.one_layer, moved, q_lens, rows, split.scratch)
+        return SplitPlan(writes, reads, pages, split)
+
+    def _make_plan(
+        self,
+        spec: PageSpec,
+        tables: ClassTables,
+        q_lens: np.ndarray,
+        rows: np.ndarray,
+        scratch: Scratch,
+    ) -> object:
         positions = self._positions[rows].astype(np.int32)
         return self._store.kernels.make_plan(
-            self._classes[tables.cls],
+            spec,
             StepTables(
                 page_offsets=tables.page_offsets,
                 kv_lens=tables.kv_lens.astype(np.int32),
@@ -203,6 +232,6 @@ class StepAttention:
             self._store.device,
             rope=kernel_rope(self._mode),
             rope_table=self._rope_table,
-            scratch=self._store.scratch,
+            scratch=scratch,
             timers=self._timing.timers,
         )

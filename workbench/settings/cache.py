@@ -11,6 +11,7 @@ BLOCK_SIZES = (4, 8, 16, 32, 64)
 GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
+VALUE_PLACES = ("hbm", "dram")  # where V of full pages lies; K stays in HBM
 KVQUANT_SINKS = 5  # KVQuant (arXiv 2401.18079) keeps the first 1 to 5 tokens in fp16
 PROMPT_CACHING = ("automatic", "explicit")  # whatever is cached may be hit, or what was marked
 
@@ -34,6 +35,7 @@ class CacheSettings(Section, section="cache"):
     sink_tokens: int = setting(
         -1, change="recode", dim="X", low=-1, high=1024, unit="tokens (-1 = 5 with KVQuant)"
     )
+    values: str = setting("hbm", change="rebuild", dim="S", choices=VALUE_PLACES)
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
     prefix_caching: bool = setting(True, change="hot", dim="X")

@@ -29,6 +29,8 @@ def check_combinations(
     if parse_ranks(cache.rank_plan):
         _check_grouping(cache, ("layer", "head"), "cache.rank_plan gives layers ranks")
     _check_page_options(cache, retention)
+    if cache.values == "dram":
+        _check_values_below(cache, tiers, retention)
     _check_codec(cache, tiers)
     if "ada" in retention.split:
         told = f"retention.split = {retention.split} gives heads budgets"
@@ -72,6 +74,21 @@ def _check_codec(cache: CacheSettings, tiers: TierSettings) -> None:
             f"tiers.disk_codec = {tiers.disk_codec} takes pages of bf16 and fp32 only, but "
             f"the cache has {coded[0]} (cache.k_format, cache.v_format, cache.layer_plan): choose "
             "planes+zstd, or another format"
+        )
+
+
+def _check_values_below(
+    cache: CacheSettings, tiers: TierSettings, retention: RetentionSettings
+) -> None:
+    """Raise SettingError where V cannot lie in DRAM, or would not be read as the settings say."""
+    told = "cache.values = dram moves the V of full pages"
+    _check_whole_pages(cache, retention, told)
+    if not tiers.dram_mib:
+        raise SettingError(f"{told}, but tiers.dram_mib = 0: give DRAM room, or choose hbm")
+    if tiers.dram_throttle_mb_s:
+        raise SettingError(
+            f"{told}, which attention reads at once, but tiers.dram_throttle_mb_s = "
+            f"{tiers.dram_throttle_mb_s:g} makes loads wait: choose 0"
         )
 
 

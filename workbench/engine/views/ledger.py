@@ -41,12 +41,13 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
                 )
             )
     tables = stack.runner.rope_table or ()
+    split = stack.runner.split.scratch.bytes if stack.runner.split is not None else 0
     rotations = sum(table.nbytes for table in tables)
     unassigned = pool.num_unassigned_slabs * pool.slab_bytes
     lines += [
         LedgerLine(name="unassigned_slabs", num_bytes=unassigned),
         LedgerLine(name="slab_waste", num_bytes=waste),
-        LedgerLine(name="scratch", num_bytes=stack.store.scratch.bytes),
+        LedgerLine(name="scratch", num_bytes=stack.store.scratch.bytes + split),
         LedgerLine(
             name="page_bounds",
             num_bytes=stack.runner.bounds.num_bytes if stack.runner.bounds else 0,

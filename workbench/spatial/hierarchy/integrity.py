@@ -14,7 +14,8 @@ def check_hierarchy(mover: Mover, jobs: LoadJobs, strict: bool) -> None:
     if not quiet:
         return
     if len(jobs) == 0:
-        if mover.dram.pinned_bytes or mover.disk.table.pinned_bytes:
+        kept = sum(entry.charged_bytes for entry in mover.kept.values())
+        if mover.dram.pinned_bytes != kept or mover.disk.table.pinned_bytes:
             raise IntegrityError("pages are pinned although no load is in flight")
         if mover.staging.used_bytes:
             raise IntegrityError(

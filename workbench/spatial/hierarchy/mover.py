@@ -60,6 +60,7 @@ class Mover:
         self.buckets = {G2: TokenBucket(0.0), G3: TokenBucket(0.0)}
         self.counters = {G2: TierCounters(), G3: TierCounters()}
         self.copy_fit = TransferFit()
+        self.kept: dict[int, Entry] = {}  # by generation: pinned in DRAM until they are released
         self._held: list[_Held] = []
         self._num_held = 0
         self._generation = 0

@@ -171,8 +171,8 @@ class Scheduler:
         needed = self.manager.num_pages_for(request.num_tokens)
         error = (
             f"request {request.request_id} needs {needed} blocks for {request.num_tokens} tokens, "
-            f"and the whole pool has {self.manager.capacity_pages}: raise cache.hbm_budget_mib or "
-            "choose a smaller format"
+            f"and the whole pool has {self.manager.capacity_pages}: raise {self.manager.short_of} "
+            "or choose a smaller format"
         )
         self.finish(request, RequestStatus.FINISHED_ERROR, error)
         out.failed.append(request)
