@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from kvkernels import prefill
 from kvkernels.api import AttentionResult, FormatState, Mass
 from kvkernels.common import rotate
 from kvkernels.decode import FUSED, Factors, FoldedDecode, FusedDecode
@@ -131,7 +132,7 @@ def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor,
     bound = plan.readers.get(key)
     if bound is None:
         dtype = _dense_dtype(q.dtype, plan.spec, 1)
-        if batch.meta is None and dtype == torch.bfloat16:
+        if batch.meta is None and dtype == torch.bfloat16 and _fuses(batch):
             bound = FusedDecode(plan, batch, dtype, whole=wants_mass)
         else:
             heads = batch.num_rows * plan.spec.num_kv_heads * plan.spec.head_dim
@@ -145,6 +146,11 @@ def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor,
             _dense_mass(query, k, batch, call)
         return out, lse
     return bound.run(q, arena, call.layer, call.factors, call.partial, _mass_adder(call, batch))
+
+
+def _fuses(batch: Batch) -> bool:
+    """Whether torch's fused kernel decodes bf16 faster than fp32 products."""
+    return prefill.BF16_TILES or batch.num_rows == 1
 
 
 def _mass_adder(call: Call, batch: Batch) -> Callable[[Tensor], None] | None:
@@ -227,7 +233,7 @@ def _dense(
         cos, sin = (angles[batch.pos][:, None] for angles in table)  # [B, 1, T, D / 2]
         k = rotate(k.to(torch.float32), cos, sin).to(k.dtype)
     query = query.to(k.dtype)
-    out, lse = _fused(query, k, v, batch, call.factors.score)
+    out, lse = _fused(query, k, v, batch, call)
     if call.mass is not None:
         _dense_mass(query, k, batch, call)
     if call.factors.out != 1.0:  # bf16 would round twice
@@ -235,17 +241,21 @@ def _dense(
     return out, lse
 
 
-def _fused(
-    query: Tensor, k: Tensor, v: Tensor, batch: Batch, scale: float
-) -> tuple[Tensor, Tensor]:
+def _fused(query: Tensor, k: Tensor, v: Tensor, batch: Batch, call: Call) -> tuple[Tensor, Tensor]:
     rows, heads, share, queries, dim = query.shape
-    slots = batch.num_slots
+    slots, scale = batch.num_slots, call.factors.score
     if queries == 1:  # the query heads of a KV head take the place of query positions
         bias = None if batch.bias is None else batch.bias.expand(rows, heads, share, slots)
         out, lse = FUSED(query.squeeze(3), k, v, 0.0, False, attn_mask=bias, scale=scale)
         return out[..., None, :], lse[..., None]
     merged = rows * heads
     flat = query.reshape(merged, share, queries, dim)
+    if k.dtype == torch.bfloat16 and not prefill.BF16_TILES:
+        out, lse = prefill.attend_products(
+            flat, k.flatten(0, 1), v.flatten(0, 1), batch.bias, scale=scale, causal=batch.fresh,
+            partial=call.partial, scratch=call.plan.scratch,
+        )  # fmt: skip
+        return out.unflatten(0, (rows, heads)), lse.unflatten(0, (rows, heads))
     k = k.flatten(0, 1)[:, None].expand(merged, share, slots, dim)
     v = v.flatten(0, 1)[:, None].expand(merged, share, slots, dim)
     if batch.fresh:  # the fused kernel then skips what lies above the diagonal

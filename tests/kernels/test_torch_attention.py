@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvkernels import backend, reference
+from kvkernels import backend, prefill, reference
 from kvkernels.api import AttentionResult, FormatState, Scratch, StepTables, Timers
 from kvkernels.layout import FORMATS, PageSpec
 
@@ -54,6 +54,23 @@ def test_equals_float64_with_poison_in_unwritten_slots(k: str, v: str, step: str
 @pytest.mark.parametrize("step", STEPS)
 def test_bf16_queries_stay_close(fmt: str, step: str) -> None:
     check(Case(fmt, fmt, bf16=True, log=True, **STEPS[step]))
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("fmt", ["bf16", "fp8_e4m3", "int8"])
+@pytest.mark.parametrize("step", [*STEPS, "long prefill", "long chunk", "ragged prefill"])
+def test_cpus_with_and_without_tiles_for_bf16(
+    step: str, fmt: str, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "BF16_TILES", tiles)
+    monkeypatch.setattr(prefill, "TILE_BYTES", 1 << 16)
+    monkeypatch.setattr(prefill, "TILE_QUERIES", 48)
+    longer = {
+        "long prefill": dict(kv_lens=((200,),), q_lens=(200,)),
+        "long chunk": dict(kv_lens=((230, 150),), q_lens=(100, 100)),
+        "ragged prefill": dict(kv_lens=((120, 100, 117),), q_lens=(120, 100, 117)),
+    }
+    check(Case(fmt, fmt, bf16=True, **(STEPS | longer)[step]))
 
 
 @pytest.mark.parametrize(("share", "dim"), list(itertools.product((1, 3, 7), (64, 128))))
