@@ -65,7 +65,8 @@ def shared_view(browser: Browser) -> Iterator[Opened]:
 
 @pytest.fixture
 def view(shared_view: Opened) -> Opened:
-    """The page with nothing chosen, the pointer away, at the usual motion."""
+    """The page with nothing chosen, the pointer away, at the usual motion and colours."""
+    shared_view.page.locator("#stage select").first.select_option("owner")
     shared_view.page.emulate_media(reduced_motion="no-preference")
     shared_view.page.mouse.move(0, 0)
     for _ in range(2):
@@ -86,6 +87,8 @@ def frames(**states: int) -> Callable[[int], bytes]:
         planes["state"][OWNED : FREE + 1] = wanted
         owned = [state & 7 == STATE_OWNED for state in wanted]
         planes["owner"][OWNED : FREE + 1] = np.where(owned, 3, NO_OWNER)
+        for name, low, high in (("refs", 1, 6), ("mass", 24, 255), ("age", 24, 255)):
+            planes[name][[OWNED, SHARED]] = low, high
         lower = {name: plane[:8] for name, plane in cells[1].items()}
         grid = [snapshot.grid[0], TierGrid(name="G2", num_cells=8, slab_bytes=0, slabs=[])]
         return encode_frame(msgspec.structs.replace(snapshot, grid=grid), [planes, lower], tables)
@@ -115,6 +118,20 @@ def test_each_state_has_a_texture_of_its_own(view: Opened) -> None:
         assert (hatched[1:, :-1] == hatched[:-1, 1:]).all(), "lines from lower left to upper right"
         row = [tuple(pixel) for pixel in hatched[0].tolist()]
         assert len(set(row)) >= 2 and row[0] == row[5], f"each 5 px another line in {tier}"
+
+
+@pytest.mark.parametrize("lens", ["refs", "mass", "age"])
+def test_the_legend_has_the_colours_of_the_grid(view: Opened, lens: str) -> None:
+    view.show(frames())
+    view.page.locator("#stage select").first.select_option(lens)
+    view.settle()
+    ends = view.page.locator("#stage .legend-values .swatch").evaluate_all(
+        "all => all.map((node) => getComputedStyle(node).backgroundColor)"
+    )
+    cells = view.page.evaluate("__kvw.painted('G1')")
+    for end, cell in ((ends[0], OWNED), (ends[-1], SHARED)):
+        red, green, blue = cells[cell] & 255, cells[cell] >> 8 & 255, cells[cell] >> 16 & 255
+        assert end == f"rgb({red}, {green}, {blue})"
 
 
 def test_a_shared_block_has_a_double_edge(view: Opened) -> None:

@@ -339,6 +339,9 @@ def test_present_walks_three_acts(browser: Browser) -> None:
         view.page.evaluate("rerun({act: 'pressure'})")
         assert "2 / 3" in bar.inner_text(), "as far as Python is"
         assert view.page.evaluate(looks) == ["age", None]
+        view.page.set_viewport_size({"width": 390, "height": 844})
+        text = bar.locator(".act-text").bounding_box()
+        assert text is not None and text["width"] > 300, "a line of its own on a phone"
         view.page.evaluate("rerun({present: false, act: ''})")
         bar.wait_for(state="hidden")
         assert view.page.evaluate(looks) == ["refs", None], "as it was before"

@@ -49,7 +49,8 @@ def test_present_walks_three_acts_on_the_engine_and_back(tab: Tab) -> None:
     bar.get_by_text("first blocks exist once").wait_for()
     expect(bar).to_contain_text("1 / 3")
     assert view_of(tab)["filter"] == {"kind": "state", "value": "shared"}
-    assert any(state & 8 for state in tab.page.evaluate("__kvw.readCells('G1').state"))
+    assert bar.evaluate("(node) => getComputedStyle(node).fontSize") == "17px"
+    tab.page.wait_for_function("__kvw.readCells('G1').state.some((state) => state & 8)")
     assert back.is_disabled()
 
     next_act.focus()

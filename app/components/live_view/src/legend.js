@@ -64,7 +64,7 @@ export class Legend {
     }
     const ends = lens === "refs" ? [1, 3, 6] : [24, 128, 255];
     return ends.map((value, i) => ({
-      key: `${lens}${i}`, colour: lensColour(theme, lens, lens === "age" ? 255 - value : value),
+      key: `${lens}${i}`, colour: lensColour(theme, lens, value),
       label: i === 1 ? "" : this.words(`ramp.${lens}.${i === 0 ? "low" : "high"}`),
     }));
   }
