@@ -65,7 +65,7 @@ bench: $(VENV)/.tests model ## measure every figure of docs/benchmarks.md into o
 	cat "$(RESULTS)/check.json"
 
 notebook: $(VENV)/.notebook model ## open the notebooks in JupyterLab
-	@exec $(BIN)/jupyter lab notebooks
+	@exec $(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 clean: ## remove the environment, caches and results
 	rm -rf $(VENV) out build .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
