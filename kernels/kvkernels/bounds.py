@@ -7,6 +7,10 @@ that share a page, the largest bound counts.
 
 bounds: bf16 [rows, num_layers, num_kv_heads, 2, head_dim], least numbers rounded down and largest
 up, so that they stay bounds.
+
+Landmarks are one vector a page, the mean of its keys, in [..., 1, head_dim]. A query head's scores
+with them become a softmax over the pages, and the largest share counts. Source: ShadowKV (arXiv
+2410.21465).
 """
 
 import torch
@@ -25,9 +29,11 @@ def bound_bytes(spec: PageSpec) -> int:
     return spec.num_layers * spec.num_kv_heads * 2 * spec.head_dim * 2
 
 
-def make_bounds(num_rows: int, spec: PageSpec, device: torch.device | str) -> Tensor:
-    """Room for the bounds of `num_rows` pages; nothing is valid in it."""
-    shape = (num_rows, spec.num_layers, spec.num_kv_heads, 2, spec.head_dim)
+def make_bounds(
+    num_rows: int, spec: PageSpec, device: torch.device | str, num_vectors: int = 2
+) -> Tensor:
+    """Room for the bounds (2) or landmarks (1) of `num_rows` pages; nothing is valid in it."""
+    shape = (num_rows, spec.num_layers, spec.num_kv_heads, num_vectors, spec.head_dim)
     return torch.empty(shape, dtype=torch.bfloat16, device=device)
 
 
@@ -43,7 +49,7 @@ def update_bounds(
     pos: Tensor | None = None,
     rope_table: RopeTable | None = None,
 ) -> None:
-    """Compute the bounds of full pages in some layers from the keys that the pages hold.
+    """Compute the bounds or landmarks of full pages in some layers from the keys they hold.
 
     offsets, rows: int64 [n], where a page begins in the arena and where its bounds go. With
     `rope_table` keys are rotated to their positions first, pos int64 [n, S].
@@ -58,6 +64,9 @@ def update_bounds(
         if rope_table is not None and pos is not None:
             cos, sin = (table[pos[here]][:, None, None] for table in rope_table)
             keys = rotate(keys, cos, sin)
+        if bounds.shape[3] == 1:
+            bounds[rows[here], part, :, 0] = keys.mean(3).to(torch.bfloat16)
+            continue
         low, high = keys.amin(3), keys.amax(3)
         bounds[rows[here], part, :, 0] = -round_up(-low)
         bounds[rows[here], part, :, 1] = round_up(high)
@@ -72,7 +81,7 @@ def round_up(x: Tensor) -> Tensor:
 
 
 def score_pages(q: Tensor, bounds: Tensor, layer: int, rows: Tensor) -> Tensor:
-    """Largest score that a page's keys can have with a query, fp32 [G, N, P].
+    """Largest score that a page's keys can have with a query, fp32 [G, N, P]; or a page's share.
 
     q [N, Hq, D] as attention gets it, without the softmax scale; rows int64 [G, N, P]: bounds of
     each page of head group g for query row n, -1 where there is none: -inf.
@@ -82,6 +91,11 @@ def score_pages(q: Tensor, bounds: Tensor, layer: int, rows: Tensor) -> Tensor:
     held = bounds[rows.clamp(min=0), layer].to(torch.float32)  # [G, N, P, h, 2, D]
     held = held.permute(4, 0, 1, 3, 5, 2)  # [2, G, N, h, D, P]
     query = q.to(torch.float32).view(count, groups, heads, -1, dim).transpose(0, 1)
+    if len(held) == 1:
+        scores = query @ held[0] * dim**-0.5  # [G, N, h, share, P]
+        scores.masked_fill_((rows < 0)[:, :, None, None], float("-inf"))
+        share = torch.softmax(scores, -1).nan_to_num_(0.0)
+        return share.amax((2, 3)).masked_fill_(rows < 0, float("-inf"))
     upper = query.clamp(min=0) @ held[1] + query.clamp(max=0) @ held[0]  # [G, N, h, share, P]
     return upper.amax((2, 3)).masked_fill_(rows < 0, float("-inf"))
 

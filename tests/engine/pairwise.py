@@ -9,7 +9,7 @@ from typing import Any
 Row = dict[str, Any]
 Values = dict[str, tuple[Any, ...]]
 Pair = tuple[str, Any, str, Any]
-NUM_TRIES = 240  # completions of a pair that are tried before it counts as impossible
+NUM_TRIES = 90  # completions of a pair that are tried before it counts as impossible
 
 
 def pairwise(
@@ -28,10 +28,11 @@ def pairwise(
     first = {name: choices[0] for name, choices in values.items()}
     for half in first.items() if accepts(first) else ():  # what goes with few others starts here
         allowed[half].append(first)
-    for pair in _pairs(values):
-        found[pair] = row = _completion(pair, values, accepts, allowed, rng)
-        for half in (row or {}).items():
-            allowed[half].append(row or {})
+    for pair in (*_pairs(values), *_pairs(values)):  # later ones know more rows than early ones
+        if found.get(pair) is None:
+            found[pair] = row = _completion(pair, values, accepts, allowed, rng)
+            for half in (row or {}).items():
+                allowed[half].append(row or {})
     impossible = {pair for pair, row in found.items() if row is None}
     missing = {pair: None for pair in found if pair not in impossible}  # in a fixed order
     for pair in list(missing):

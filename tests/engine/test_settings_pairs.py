@@ -45,7 +45,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scheduling.preemption": ("recompute", "swap"),
     "scheduling.watermark": (0.0, 0.2),
     "scheduling.admit_whole_prompt": (True, False),
-    "tiers.dram_mib": (0.0, 0.06),
+    "tiers.dram_mib": (0.06, 0.0),
     "tiers.disk_mib": (0.0, 0.5),
     "tiers.policy": ("lru",),
     "tiers.gate": (True, False),
@@ -95,10 +95,10 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.k_format", "retention.merge"): 2,
     ("retention.level", "retention.merge"): 2,
     ("retention.positions", "retention.merge"): 2,
-    ("retention.positions", "retention.sparse"): 1,
+    ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 57
+NUM_ROWS = 56
 
 
 def accepts(row: Row) -> bool:

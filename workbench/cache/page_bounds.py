@@ -22,12 +22,15 @@ from workbench.cache.page_store import PageStore
 class PageBounds:
     """Least and largest number of every key channel of full pages; its bytes are `num_bytes`.
 
-    `tensor`: bf16 [rows, layers, KV heads of a group, 2, D]; a page of any slab has a row.
+    With `landmarks` the mean key instead. `tensor`: bf16 [rows, layers, KV heads of a group, 2 (or
+    1), D]; a page of any slab has a row.
     """
 
-    def __init__(self, pool: BlockPool, geometry: Geometry, store: PageStore) -> None:
-        self.pool = pool
-        self.kernels = _kernels(store.device)
+    def __init__(
+        self, pool: BlockPool, geometry: Geometry, store: PageStore, *, landmarks: bool = False
+    ) -> None:
+        self.pool, self.landmarks = pool, landmarks
+        self.kernels = torch_bounds if landmarks else _kernels(store.device)
         self._store = store
         self._geometry = geometry
         self._per_slab = max(pool.pages_per_slab(cls) for cls in range(len(pool.classes)))
@@ -37,7 +40,8 @@ class PageBounds:
             pool.classes[0].block_size, "bf16", "bf16",
         )  # fmt: skip
         rows = pool.num_slabs * self._per_slab
-        self.tensor: Tensor = self.kernels.make_bounds(rows, spec, store.device)
+        more = {"num_vectors": 1} if landmarks else {}
+        self.tensor: Tensor = self.kernels.make_bounds(rows, spec, store.device, **more)
         self._made = np.full(len(pool.generation), -1, np.int64)  # generation they are of
         self._first_layer = 0
 
@@ -48,7 +52,9 @@ class PageBounds:
 
     def page_bytes(self, group: int) -> int:
         """Bytes that a query reads of one page's bounds in one layer."""
-        return len(self._geometry.groups[group].kv_heads) * 4 * self._geometry.head_dim
+        num_vectors = 1 if self.landmarks else 2
+        heads = len(self._geometry.groups[group].kv_heads)
+        return heads * num_vectors * 2 * self._geometry.head_dim
 
     def rows(self, blocks: np.ndarray) -> np.ndarray:
         """Where the bounds of blocks lie, int64 alike."""

@@ -70,7 +70,8 @@ class PageStore:
         """
         key = (groups, spec)
         if key not in self._states:
-            self._states[key] = self._make_state(groups, spec)
+            with torch.inference_mode(False):  # its counter is written to in any mode
+                self._states[key] = self._make_state(groups, spec)
         return self._states[key]
 
     def _make_state(self, groups: tuple[int, ...], spec: PageSpec) -> FormatState:

@@ -171,12 +171,14 @@ class ModelRunner:
         if settings is None or settings.sparse == "off":
             self.bounds = None
             return None
-        if self.bounds is None or self.bounds.pool is not self.manager.pool:
-            self.bounds = PageBounds(self.manager.pool, self.geometry, self.store)
+        landmarks, known = settings.sparse == "landmarks", self.bounds
+        if known is None or known.pool is not self.manager.pool or known.landmarks != landmarks:
+            pool = self.manager.pool
+            self.bounds = known = PageBounds(pool, self.geometry, self.store, landmarks=landmarks)
         return SparseReads(
             self.geometry,
             self.manager,
-            self.bounds,
+            known,
             batch.requests,
             batch.q_lens,
             settings,

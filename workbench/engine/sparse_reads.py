@@ -1,8 +1,9 @@
-"""Sparse reads of one step: generated tokens read the pages that their bounds make likely.
+"""Sparse reads of one step: generated tokens read the pages that bounds or landmarks make likely.
 
 Nothing is evicted: it saves bytes read, not bytes stored. A *row* is one query token of a request
 that reads sparsely; its newest page and the sinks' are always read, the first layers are read
-whole, and so is every token of the prompt. Source: Tang et al., Quest (arXiv 2406.10774).
+whole, and so is every token of the prompt. Sources: Quest (arXiv 2406.10774); landmarks, with which
+all pages are read that wait in full precision, ShadowKV (arXiv 2410.21465).
 """
 
 from collections.abc import Callable
@@ -49,7 +50,8 @@ class SparseReads:
         self._num_first = -(-settings.sink_tokens // manager.block_size)
         bounds.need_layers_from(self._first_layer)
         sets = [part for part in geometry.layer_sets if part.layers[-1] >= self._first_layer]
-        self._least = max(settings.sparse_pages, self._num_first + 1)
+        self._num_local = manager.residual_pages if bounds.landmarks else 0
+        self._least = max(settings.sparse_pages, self._num_first + 1 + self._num_local)
         self._share = settings.sparse_share
         chosen = [
             at for at, request in enumerate(requests) if self._skips(request, int(q_lens[at]), sets)
@@ -129,6 +131,8 @@ class SparseReads:
             q = rotate(q.to(torch.float32), *(part[at][:, None] for part in self._rope_table))
         scores = kernels.score_pages(q, bounds, local, rows.bound_rows)
         last = torch.from_numpy(rows.pages - 1).to(q.device)
+        pages = torch.arange(scores.shape[-1], device=q.device)
+        scores.masked_fill_(pages >= last[..., None] - self._num_local, float("inf"))
         counts = torch.from_numpy(rows.counts).to(q.device)
         picked = kernels.select_pages(scores, last, counts, self._num_first)
         chosen: np.ndarray = picked.cpu().numpy()

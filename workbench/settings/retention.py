@@ -8,7 +8,7 @@ RETENTION_POLICIES = (
     "none", "sink+window", "attention-mass", "h2o", "snapkv", "tova", "key-norm",
     "expected-attention", "random",
 )  # fmt: skip
-SPARSE_READS = ("off", "quest")  # whether a token reads all pages, or those chosen by bounds
+SPARSE_READS = ("off", "quest", "landmarks")  # all pages, or those chosen by bounds or mean keys
 MERGES = ("off", "nearest", "cam")  # what a dropped token leaves to those that stay
 GQA_REDUCTIONS = ("mean", "max", "sum")  # of the query heads that share a KV head
 BUDGET_SPLITS = ("uniform", "pyramid", "ada", "ada+pyramid")  # among layers, among heads, both

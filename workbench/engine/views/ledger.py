@@ -51,7 +51,7 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
         LedgerLine(
             name="page_bounds",
             num_bytes=stack.runner.bounds.num_bytes if stack.runner.bounds else 0,
-            detail="least and largest key channels of pages",
+            detail="least and largest, or mean, key channels of pages",
         ),
         LedgerLine(name="query_statistics", num_bytes=engine.retainer.queries.num_bytes),
         LedgerLine(name="codec_tables", num_bytes=engine.hierarchy.codec_bytes),
