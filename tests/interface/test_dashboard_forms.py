@@ -80,6 +80,12 @@ def test_present_walks_three_acts_on_the_engine_and_back(tab: Tab) -> None:
     assert view_of(tab)["lens"] == "tier" and next_act.is_disabled()
 
     tab.settled()
+    tab.page.keyboard.press("Escape")
+    tab.key("knobs").wait_for()
+    bar.wait_for(state="hidden")
+    tab.page.get_by_role("button", name="Present").click()
+    bar.wait_for()
+    tab.settled()
     tab.page.get_by_role("button", name="End", exact=True).click()
     tab.key("knobs").wait_for()
     bar.wait_for(state="hidden")

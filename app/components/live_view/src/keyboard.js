@@ -49,12 +49,13 @@ function act(action, context, help) {
   send(paused ? "play" : "pause");
 }
 
-// Closes what is open, else goes live, else clears the selection.
+// Closes what is open, else goes live, else leaves Present, else clears the selection.
 function escape(context, help) {
   const { store, tips } = context;
   tips.hide();
   if (!help.node.hidden) return help.toggle(false);
   if (!store.live && !store.playback) return store.goLive();
+  if (context.data().present) return context.isDriver() && context.send("present", { on: false });
   if (store.view.filter) return store.setView({ filter: null });
   if (store.view.opened) return store.setView({ opened: false });
   if (store.view.selected) context.select(null);
