@@ -129,6 +129,21 @@ def test_top_p_counts_within_top_k() -> None:
     _assert_law(_counts(LOGITS, temperature=1.0, top_k=3, top_p=0.6), law / law.sum())
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 8.0])  # few tokens reach top-p, or many do
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.999])
+def test_few_ranked_tokens_draw_what_a_whole_sort_draws(temperature: float, top_p: float) -> None:
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(3)) * 4
+    probs = torch.softmax(logits / temperature, 0).double().numpy()
+    order = np.argsort(-probs, kind="stable")
+    cumulative = probs[order].cumsum()
+    cumulative = cumulative[: int(np.searchsorted(cumulative, top_p)) + 1]
+    for position in range(50):
+        params = SamplingParams(seed=5, temperature=temperature, top_p=top_p)
+        place = np.searchsorted(cumulative, uniform(params, position) * cumulative[-1], "right")
+        found = order.tolist().index(draw(logits, params, position))
+        assert abs(found - min(place, len(cumulative) - 1)) <= 1  # fp32 sums end a little apart
+
+
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-310])
 def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     prompt = tokens(12)

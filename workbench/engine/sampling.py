@@ -7,6 +7,8 @@ from torch import Tensor
 from workbench.request import Request, SamplingParams
 
 GREEDY_BELOW = 1e-5  # a temperature that small would only overflow
+FEW = 256  # of these the most probable tokens are found quickly
+ROUNDING = 1e-4  # of a sum of fp32 probabilities
 
 
 def sample(logits: Tensor, requests: list[Request]) -> list[int]:
@@ -22,18 +24,33 @@ def sample(logits: Tensor, requests: list[Request]) -> list[int]:
 
 def draw(logits: Tensor, params: SamplingParams, position: int) -> int:
     """Sample one token: temperature, then top-k, then top-p (as vLLM orders them)."""
-    scaled = logits.float() / params.temperature
-    values, tokens = scaled.sort(descending=True, stable=True)
-    if params.top_k:
-        values, tokens = values[: params.top_k], tokens[: params.top_k]
-    probs = torch.softmax(values, dim=-1).cpu().numpy().astype(np.float64)
-    cumulative = probs.cumsum()
+    probs, tokens = candidates(logits.float() / params.temperature, params)
+    cumulative = probs.cpu().numpy().astype(np.float64).cumsum()
     # keep the smallest set whose mass reaches top_p, and always the first token
-    kept = int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1
+    kept = int(np.searchsorted(cumulative, params.top_p)) + 1
     cumulative = cumulative[: min(kept, len(cumulative))]
     point = uniform(params, position) * cumulative[-1]
-    chosen = int(np.searchsorted(cumulative, point, side="right"))
-    return int(tokens[min(chosen, len(cumulative) - 1)])
+    chosen = min(int(np.searchsorted(cumulative, point, side="right")), len(cumulative) - 1)
+    return chosen if tokens is None else int(tokens[chosen])
+
+
+def candidates(scaled: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
+    """Probabilities that can be drawn, of a sum of one before top-p cuts, and their tokens.
+
+    They come largest first; where neither top-k nor top-p cuts, as the vocabulary does, and there
+    are no tokens. Few are ranked where these surely reach top-p: a whole vocabulary takes
+    milliseconds to sort.
+    """
+    if params.top_k:
+        scaled, tokens = scaled.topk(min(params.top_k, len(scaled)))
+        return torch.softmax(scaled, dim=-1), tokens
+    probs = torch.softmax(scaled, dim=-1)
+    if params.top_p >= 1:
+        return probs, None
+    ranked, tokens = probs.topk(min(FEW, len(probs)))
+    if float(ranked.sum()) < params.top_p + ROUNDING:
+        ranked, tokens = probs.sort(descending=True, stable=True)
+    return ranked, tokens
 
 
 def uniform(params: SamplingParams, position: int) -> float:
