@@ -45,7 +45,7 @@ test: $(VENV)/.tests model ## run every test but the long ones
 	$(BIN)/python -m pytest -m 'not long and browser' $(PYTEST_ARGS)
 
 test-long: $(VENV)/.tests model ## run the long tests, and name those that were skipped
-	@$(BIN)/python -m pytest -m long -rs $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m long -rs -n 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.tests ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .

@@ -14,7 +14,7 @@ def setting_label(texts: Texts, path: str) -> str:
 
 def value_text(texts: Texts, path: str, value: Any) -> str:
     """A setting's value with its unit, as a person reads it."""
-    choice = texts.get(f"choice.{value}")
+    choice = texts.get(f"choice.{path.rpartition('.')[2]}.{value}") or texts.get(f"choice.{value}")
     if choice:
         return choice
     if isinstance(value, bool):

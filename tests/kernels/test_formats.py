@@ -29,10 +29,15 @@ def like_keys(*shape: int, seed: int = 0) -> Tensor:
 
 
 def agrees(got: np.ndarray, want: np.ndarray, given_: np.ndarray) -> None:
-    """Equal but for numbers that fp32 and float64 put on two sides of a rounding boundary."""
+    """Equal but for numbers that fp32 and float64 put on two sides of a rounding boundary.
+
+    A scale in fp16 is such a number too, and moves every number of its vector by a last bit of it.
+    """
     scale = np.abs(given_).max()
     differs = np.abs(got - want) > 1e-5 * scale
-    assert differs.mean() < 2e-3, f"{differs.mean():.2%} of the numbers differ"
+    assert differs.mean() < 2e-2, f"{differs.mean():.2%} of the numbers differ"
+    differs &= np.abs(got - want) > 2**-10 * np.abs(want)
+    assert differs.mean() < 2e-3, f"{differs.mean():.2%} of the numbers differ by a level"
     ours, theirs = (np.sqrt(np.mean((x - given_) ** 2)) for x in (got, want))
     assert ours <= theirs * 1.002 + 1e-7, (ours, theirs)
 
