@@ -1,5 +1,6 @@
 """Orders of eviction on traces: each one's idea shows, none beats the future."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from workbench.cli import main
 from workbench.engine.builtin import builtin_registry
 from workbench.errors import RequestError
 from workbench.lab.reuse_bench import belady, dense, measure, replay, synthetic
-from workbench.lab.reuse_hits import serve, trace_prompts
+from workbench.lab.reuse_hits import Served, serve, trace_prompts, turn_prompts
 from workbench.lab.traces import read_references
+from workbench.model.random_launch import byte_tokenizer
 from workbench.settings.cache import EVICTION_ORDERS, PREFIX_INDEXES
 
 
@@ -87,16 +89,17 @@ def test_figures_name_order_and_capacity() -> None:
         for name in (*EVICTION_ORDERS, "belady")
         for size in (1000, 3000)
     } | {
-        f"hit_tokens_chat_{index}_{how}_{size}"
+        f"hit_tokens_{name}_{index}_{how}_{size}"
+        for name in ("chat", "turns")
         for index in PREFIX_INDEXES
         for how in ("full", "partial")
         for size in (16, 32)
     }
     rates = [figure for name, figure in figures.items() if name.startswith("hit_rate")]
     assert all(figure.provenance == "modelled" for figure in rates)
-    for size in (16, 32):
+    for name, size in itertools.product(("chat", "turns"), (16, 32)):
         full, more = (
-            {figures[f"hit_tokens_chat_{index}_{how}_{size}"].value for index in PREFIX_INDEXES}
+            {figures[f"hit_tokens_{name}_{index}_{how}_{size}"].value for index in PREFIX_INDEXES}
             for how in ("full", "partial")
         )
         assert len(full) == len(more) == 1 and max(full) < max(more), "radix finds what hash does"
@@ -108,8 +111,9 @@ def test_figures_name_order_and_capacity() -> None:
        st.sampled_from([24, 64, 400]))  # fmt: skip
 def test_radix_hits_at_least_what_hash_hits(prompts: list[list[int]], room: int) -> None:
     """With room for all they are equal; whole blocks of both, and the beginnings of others."""
+    served = [Served(prompt) for prompt in prompts]
     counts = {
-        (index, partial): serve(prompts, index=index, partial=partial, block_size=4,
+        (index, partial): serve(served, index=index, partial=partial, block_size=4,
                                 cache_tokens=room)
         for index in PREFIX_INDEXES for partial in (False, True)
     }  # fmt: skip
@@ -120,20 +124,35 @@ def test_radix_hits_at_least_what_hash_hits(prompts: list[list[int]], room: int)
         assert counts["radix", True].num_hit_tokens >= counts["radix", False].num_hit_tokens
 
 
+def test_a_later_turn_finds_the_answer_before_it() -> None:
+    """An answer's last token was never computed; the rest is there for who takes up its text."""
+    first = Served([1] * 6, [2] * 7)
+    later = Served(first.prompt + first.answer + [3] * 4)
+    whole = serve([first, later], index="radix", partial=False, block_size=4)
+    assert (whole.num_hit_tokens, whole.num_tokens) == (12, 6 + 17)
+    assert serve([Served(first.prompt), later], index="radix", partial=False,
+                 block_size=4).num_hit_tokens == 4  # fmt: skip
+    turns = turn_prompts(byte_tokenizer())
+    for early, late in zip(turns, turns[30:], strict=False):
+        said = early.prompt + early.answer
+        assert late.prompt[: len(said)] == said, "one token a byte: a text is always the same"
+
+
 def test_a_trace_is_served_by_its_blocks(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = '{{"timestamp": {}, "input_length": {}, "output_length": 1, "hash_ids": {}}}\n'
     path.write_text(line.format(1, 1536, [1, 2, 3]) + line.format(2, 1024, [1, 2])
                     + line.format(3, 1536, [1, 2, 4]))  # fmt: skip
     prompts = trace_prompts(path, 10)
-    assert [len(prompt) for prompt in prompts] == [48, 32, 48]
+    assert [len(served.prompt) for served in prompts] == [48, 32, 48]
     hits = serve(prompts, index="radix", partial=False, block_size=16)
     assert (hits.num_hit_tokens, hits.num_tokens) == (16 + 32, 128)
     assert serve(prompts, index="radix", partial=True, block_size=32).num_hit_tokens == 31 + 32
 
 
 def test_a_prompt_that_does_not_fit_is_counted(tmp_path: Path) -> None:
-    hits = serve([[1] * 40, [1] * 8], index="hash", partial=False, block_size=4, cache_tokens=16)
+    prompts = [Served([1] * 40), Served([1] * 8)]
+    hits = serve(prompts, index="hash", partial=False, block_size=4, cache_tokens=16)
     assert hits.num_too_long == 1 and hits.num_tokens == 48
 
 

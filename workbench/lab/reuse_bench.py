@@ -3,7 +3,7 @@
 The trace is a list of block ids; every miss is cached, and the order says what goes. Belady, which
 knows the future, is the bound. Without a trace file a seeded synthetic one is used: chats that
 come back, among documents that are read once. Hit tokens are counted on the trace's prompts, if
-there is one, and on chats under one system prompt.
+there is one, on chats under one system prompt, and on chats of several turns.
 """
 
 import heapq
@@ -23,6 +23,7 @@ from workbench.lab.reuse_hits import (
     chat_prompts,
     figures_of,
     trace_prompts,
+    turn_prompts,
 )
 from workbench.lab.traces import read_references
 from workbench.model.load import load_model
@@ -76,9 +77,14 @@ def _hit_figures(
         source = f"{trace.name}, lengths / 32"
         figures += figures_of("trace", prompts, TRACE_BLOCK_SIZES, source, progress, quick=quick)
     tokenizer = byte_tokenizer() if quick else load_model().tokenizer
-    source = "shared_chat, one token a byte" if quick else "shared_chat, default model's tokenizer"
-    chats = chat_prompts(tokenizer)
-    return figures + figures_of("chat", chats, CHAT_BLOCK_SIZES, source, progress, quick=quick)
+    counted = "one token a byte" if quick else "default model's tokenizer"
+    for name, workload, prompts in (
+        ("chat", "shared_chat", chat_prompts(tokenizer)),
+        ("turns", "multi_turn", turn_prompts(tokenizer)),
+    ):
+        source = f"{workload}, {counted}"
+        figures += figures_of(name, prompts, CHAT_BLOCK_SIZES, source, progress, quick=quick)
+    return figures
 
 
 def dense(references: list[int]) -> np.ndarray:
