@@ -15,6 +15,7 @@ from workbench.cache.geometry import build_geometry
 from workbench.cache.keys import CacheIdentity, PrivateKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.lifetimes import Lifetimes
+from workbench.cache.page_roles import PageRoles
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import HashIndex
 from workbench.cache.radix_index import RadixIndex
@@ -57,8 +58,9 @@ class DrivenCache:
         self.clock = ManualClock()
         self.lifetimes = self.pool.lifetimes = Lifetimes(self.clock)
         self.manager = KVCacheManager(
-            pool=self.pool, geometry=geometry, classes=[self.pool.class_of(s) for s in specs],
-            block_size=SIZE, max_model_len=256, format_label="fp32", root_key=self.root_key,
+            pool=self.pool, geometry=geometry,
+            roles=PageRoles(SIZE, [self.pool.class_of(spec) for spec in specs]),
+            max_model_len=256, format_label="fp32", root_key=self.root_key,
             store=self.store, lifetimes=self.lifetimes,
         )  # fmt: skip
         row_bytes = sum(spec.page_bytes for spec in specs)

@@ -83,7 +83,7 @@ def contents(engine: Engine, request_id: str) -> list[list[bytes]]:
             data = stack.store.read_row(stack.manager.parts((block,)))
             if (page + 1) * 8 > stored:
                 spec = stack.specs.open[group]
-                assert stack.pool.page_class(block) == stack.manager.open_classes[group]
+                assert stack.pool.page_class(block) == stack.manager.roles.open[group]
                 plain = data.view(np.float32).reshape(2, -1, 8, spec.head_dim)  # [K V, L * H, S, D]
                 data = plain[:, :, : stored - page * 8]
             parts.append(data.tobytes())

@@ -16,6 +16,7 @@ from workbench.cache.filling import Filling, FreshPages, GroupClasses, num_sinks
 from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey
 from workbench.cache.lifetimes import Lifetimes
+from workbench.cache.page_roles import PageRoles
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.prefix_lookup import PrefixLookup
@@ -33,11 +34,7 @@ class KVCacheManager:
         *,
         pool: BlockPool,
         geometry: Geometry,
-        classes: list[int],
-        open_classes: list[int] | None = None,
-        exact_classes: list[int] | None = None,
-        joined: dict[int, int] | None = None,
-        block_size: int,
+        roles: PageRoles,
         max_model_len: int,
         format_label: str,
         root_key: Callable[[Request], PrefixKey],
@@ -47,29 +44,28 @@ class KVCacheManager:
     ) -> None:
         self.pool = pool
         self.geometry = geometry
-        self.classes = classes  # page class of each group's full pages
-        self.open_classes = open_classes or classes  # and of pages that are being filled
-        self.exact_classes = exact_classes or classes  # and of the first pages of a text
-        self.joined = joined or {}  # classes of pages whose V lies below, as they are read
+        self.roles = roles
         self.most_values_pages: int | None = None  # of one group each, whose V finds room below
-        self.max_open_pages = 2  # of each group of one request, at any moment
-        self.residual_pages = 0  # newest full pages that are not sealed yet
-        self.sink_pages = 0  # first pages of a text that stay as exact as they were computed
-        self.block_size = block_size
+        self.block_size = roles.block_size
         self.max_model_len = max_model_len
-        self.keys = RequestKeys(root_key, block_size, format_label)
+        self.keys = RequestKeys(root_key, self.block_size, format_label)
         self.lifetimes = Lifetimes(RealClock()) if lifetimes is None else lifetimes
-        self.lookup = PrefixLookup(self.keys, block_size, self.lifetimes)
+        self.lookup = PrefixLookup(self.keys, self.block_size, self.lifetimes)
         self.contiguous = contiguous
         self.store = store  # copies the beginnings of blocks; without one there are no partial hits
-        self._max_pages = -(-max_model_len // block_size) + 1
+        self._max_pages = -(-max_model_len // self.block_size) + 1
         self.requests: dict[str, RequestBlocks] = {}
+
+    @property
+    def classes(self) -> list[int]:
+        """Page class of each group's full pages."""
+        return self.roles.full
 
     # ---- lookup
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """Longest run of rows in HBM, all of one lineage, that leaves `lookup.min_new_tokens`."""
-        goes_on = self.store is not None and not self.seals  # a sealed page is never written again
+        goes_on = self.store is not None and not self.roles.seals  # sealed: never written again
         return self.lookup.find(self.pool.index, request, partial=goes_on)
 
     def most_hit_pages(self, request: Request) -> int:
@@ -86,11 +82,11 @@ class KVCacheManager:
     def capacity_pages(self) -> int:
         """Pages one request could have if it had the whole pool."""
         pool, besides = self.pool, Counter[PageSpec]()
-        for each in self._group_classes():
+        for each in self.roles.of_groups():
             if each.full != each.open:
-                besides[pool.classes[each.open]] += self.max_open_pages
+                besides[pool.classes[each.open]] += self.roles.max_open_pages
             if each.full != each.exact:
-                besides[pool.classes[each.exact]] += self.sink_pages
+                besides[pool.classes[each.exact]] += self.roles.sink_pages
         specs = [pool.classes[cls] for cls in self.classes]
         most = fitting_pages(specs, pool.slab_bytes, pool.num_slabs, besides)
         return most if self.most_values_pages is None else min(most, self.most_values_pages)
@@ -100,33 +96,6 @@ class KVCacheManager:
         """The setting that `capacity_pages` depends on first."""
         below = self.most_values_pages
         return "tiers.dram_mib" if below == self.capacity_pages else "cache.hbm_budget_mib"
-
-    @property
-    def seals(self) -> bool:
-        """Whether a full page changes its class (formats grouped along tokens, a residual)."""
-        return self.open_classes != self.classes
-
-    @property
-    def mixes(self) -> bool:
-        """Whether a request's pages can be of several classes."""
-        return self.seals or (self.sink_pages > 0 and self.exact_classes != self.classes)
-
-    def final_class(self, group: int, page: int) -> int:
-        """The class of a full page that is the page-th of its text."""
-        return (self.exact_classes if page < self.sink_pages else self.classes)[group]
-
-    def num_sinks(self, blocks: RequestBlocks, group: int) -> int:
-        """Leading pages of a table that are among the first of the text."""
-        return blocks.num_first_pages(group, self.sink_pages) if self.sink_pages else 0
-
-    def _group_classes(self) -> list[GroupClasses]:
-        of_groups = zip(self.classes, self.open_classes, self.exact_classes, strict=True)
-        return [GroupClasses(*each, self.sink_pages) for each in of_groups]
-
-    def num_final_pages(self, num_slots: int) -> int:
-        """Leading pages that have their final bytes once `num_slots` slots are stored."""
-        waiting = self.residual_pages if self.seals else 0
-        return max(0, num_slots // self.block_size - waiting)
 
     def blocks_held(self, request: Request) -> int:
         """Blocks in a request's tables."""
@@ -168,10 +137,10 @@ class KVCacheManager:
         wanted = self.num_pages_for(num_slots + reserve_tokens) - len(hit.rows)
         num_fresh = hit.num_partial_tokens + num_new_tokens
         filled = Filling.of(
-            num_loaded_tokens, 0, num_fresh, self.block_size, residual=self.residual_pages,
-            num_exact=num_sinks_among(len(hit.rows), wanted, self.sink_pages),
+            num_loaded_tokens, 0, num_fresh, self.block_size, residual=self.roles.residual_pages,
+            num_exact=num_sinks_among(len(hit.rows), wanted, self.roles.sink_pages),
         )  # fmt: skip
-        first, classes = len(hit.rows), self._group_classes()
+        first, classes = len(hit.rows), self.roles.of_groups()
         needs: Counter[int] = Counter()
         for each in classes:
             needs.update(each.needs(first, wanted, filled))
@@ -235,7 +204,7 @@ class KVCacheManager:
         blocks = self.requests[request.request_id]
         wanted = [
             self._missing(request, blocks, group, each, num_new_tokens)
-            for group, each in enumerate(self._group_classes())
+            for group, each in enumerate(self.roles.of_groups())
         ]
         needs: Counter[int] = Counter()
         for pages in wanted:
@@ -258,17 +227,17 @@ class KVCacheManager:
         num_new_tokens: int,
     ) -> FreshPages:
         """Fresh pages of one group for more tokens, beside those it has taken already."""
-        stored, size = int(blocks.stored_len[group]), self.block_size
-        sinks, first = self.num_sinks(blocks, group), 0
-        if self.sink_pages:  # the first fresh page's place in the text
+        stored, size, roles = int(blocks.stored_len[group]), self.block_size, self.roles
+        sinks, first = roles.num_sinks(blocks, group), 0
+        if roles.sink_pages:  # the first fresh page's place in the text
             first = (request.num_computed_tokens - stored) // size + int(blocks.num_pages[group])
         waiting = 0
         if classes.full != classes.open:
             full = blocks.table[group, sinks : max(sinks, stored // size)]
             waiting = int((self.pool.page_classes(full) != classes.full).sum())
         filled = Filling.of(
-            0, stored, num_new_tokens, size, residual=self.residual_pages, num_waiting=waiting,
-            num_exact=sinks + max(0, self.sink_pages - first),
+            0, stored, num_new_tokens, size, residual=roles.residual_pages, num_waiting=waiting,
+            num_exact=sinks + max(0, roles.sink_pages - first),
         )  # fmt: skip
         num_open = int(blocks.num_pages[group]) - stored // size
         return classes.fresh(first, filled.minus(num_open, len(blocks.spares[group])))
@@ -300,23 +269,20 @@ class KVCacheManager:
     def publish(self, request: Request, num_computed_tokens: int) -> int:
         """Offer full blocks to the index; returns how many became visible."""
         blocks = self.requests[request.request_id]
-        num_full = self.num_final_pages(num_computed_tokens)
+        num_full = self.roles.num_final_pages(num_computed_tokens)
         if not blocks.hashing or num_full <= blocks.num_hashed:
             return 0
         stored = 0
         for page in range(blocks.num_hashed, num_full):
             ids = tuple(int(block) for block in blocks.table[:, page])
-            if self.joined and not self._are_final(ids, page):
+            final = self.roles.final_row(page)
+            if self.roles.joined and [*map(self.pool.page_class, ids)] != final:
                 num_full = page  # V found no room below: the page stays as it is
                 break
             stored += self.pool.publish(self.keys.row(request, page, ids, blocks.lineage))
         blocks.num_hashed = num_full
         self.lookup.published(request, num_full)
         return stored
-
-    def _are_final(self, ids: tuple[int, ...], page: int) -> bool:
-        classes = [self.pool.page_class(block) for block in ids]
-        return classes == [self.final_class(group, page) for group in range(len(ids))]
 
     def rewind(self, request: Request) -> None:
         """Forget what is stored but keep the pages (`cache.mode = off`: recompute each step)."""

@@ -18,8 +18,8 @@ def seal(manager: KVCacheManager, request: Request, recode: Recode) -> None:
     """Put a request's full pages into the spares that were taken for them; `recode` has bytes."""
     blocks, pool = manager.requests[request.request_id], manager.pool
     for group, cls in enumerate(manager.classes):
-        table = blocks.table[group, : manager.num_final_pages(int(blocks.stored_len[group]))]
-        sinks = manager.num_sinks(blocks, group)
+        table = blocks.table[group, : manager.roles.num_final_pages(int(blocks.stored_len[group]))]
+        sinks = manager.roles.num_sinks(blocks, group)
         pages = sinks + np.flatnonzero(pool.page_classes(table[sinks:]) != cls)
         if not len(pages):
             continue

@@ -48,7 +48,7 @@ def class_tables(
         slots = width * manager.block_size
         pos = np.stack([_positions(request, blocks, groups, slots, mode)
                         for request, blocks in zip(requests, tables, strict=True)], 1)  # fmt: skip
-    if manager.mixes:
+    if manager.roles.mixes:
         held = slots_of_pages(kv_lens, width, manager.block_size)
         new = held - slots_of_pages(kv_lens - q_lens, width, manager.block_size)
         return _by_class(manager, table, held, new, pos)
@@ -80,7 +80,7 @@ def chosen_tables(
     Nothing is written to them. `log_count` and `pos` as in `ClassTables`, [G, N, K * S].
     """
     nothing = np.zeros(table.shape[1], np.int32)
-    if manager.mixes:
+    if manager.roles.mixes:
         found = _by_class(manager, table, slots, np.zeros_like(slots), pos)
         return [replace(tables, new_lens=nothing) for tables in found]
     offsets = manager.pool.offset[table]
@@ -129,7 +129,7 @@ def _by_class(
     """
     size = manager.block_size
     classes = np.where(slots > 0, manager.pool.page_classes(table), -1)
-    for alone, both in manager.joined.items():
+    for alone, both in manager.roles.joined.items():
         classes[classes == alone] = both
     found = []
     for cls in np.unique(classes[classes >= 0]).tolist():

@@ -22,9 +22,10 @@ def bind_settings(engine: "Engine") -> None:
     engine.scheduler.tail_tokens = tail
     manager = engine.stack.manager
     manager.keys.reuse_recoded = cache.reuse == "recoded"
-    manager.max_open_pages = max_open_pages(engine.config)
-    manager.residual_pages = residual_pages(engine.config)
-    manager.sink_pages = sink_pages(engine.config)
+    roles = manager.roles
+    roles.max_open_pages = max_open_pages(engine.config)
+    roles.residual_pages = residual_pages(engine.config)
+    roles.sink_pages = sink_pages(engine.config)
     manager.most_values_pages = engine.stack.specs.most_values_pages(engine.config)
     least = NO_HITS if policy.needs_keys else policy.min_observed_tokens
     manager.lookup.explicit = cache.prompt_caching == "explicit"

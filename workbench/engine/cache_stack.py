@@ -16,6 +16,7 @@ from workbench.cache.geometry import Geometry, build_geometry, choose_slab, fitt
 from workbench.cache.keys import CacheIdentity
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.lifetimes import Lifetimes
+from workbench.cache.page_roles import PageRoles
 from workbench.cache.page_store import Calibrated, PageStore
 from workbench.cache.prefix_index import PrefixIndex, Row
 from workbench.cache.rope_mode import kernel_rope, rope_mode
@@ -297,11 +298,13 @@ def build_stack(
     manager = KVCacheManager(
         pool=pool,
         geometry=geometry,
-        classes=[pool.class_of(spec) for spec in specs.full],
-        open_classes=[pool.class_of(spec) for spec in specs.open],
-        exact_classes=specs.exact_classes(pool),
-        joined=joined,
-        block_size=config.cache.block_size,
+        roles=PageRoles(
+            config.cache.block_size,
+            full=[pool.class_of(spec) for spec in specs.full],
+            open=[pool.class_of(spec) for spec in specs.open],
+            exact=specs.exact_classes(pool),
+            joined=joined,
+        ),
         max_model_len=config.model.max_model_len,
         format_label=format_label(config, calibration),
         root_key=make_root_key(config, model, calibration),

@@ -21,7 +21,7 @@ def commit(engine: "Engine", batch: ForwardBatch) -> None:
     manager = engine.stack.manager
     for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True):
         manager.commit(request, count)
-        if manager.seals:
+        if manager.roles.seals:
             seal(manager, request, functools.partial(_encode, engine))
         engine.metrics.computed(request, count)
         request.num_computed_tokens += count

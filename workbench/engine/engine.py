@@ -145,7 +145,7 @@ class Engine:
     def _bind(self) -> None:
         """Connect scheduler and fetcher to the current stack."""
         stack = self.stack
-        if stack.manager.joined:
+        if stack.manager.roles.joined:
             stack.values = ValuesBelow(stack.pool, self.hierarchy)
             stack.runner.split = SplitReads(stack, stack.values)
         self.fetcher = Fetcher(

@@ -112,7 +112,7 @@ def _check_rows(engine: "Engine") -> None:
             _require(pool.row_of[block] is row, f"I3: block {block} does not know its row")
             _require(block not in seen, f"I3: block {block} is in two rows")
             _require(
-                pool.page_class(block) == engine.stack.manager.final_class(group, row.page),
+                pool.page_class(block) == engine.stack.manager.roles.final_row(row.page)[group],
                 f"I3: block {block} is of another class than its group",
             )
             seen.add(block)

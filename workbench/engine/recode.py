@@ -147,7 +147,7 @@ def _residents(engine: "Engine", without: Collection[str] = ()) -> _Resident:
         for group, seen in enumerate(live):
             seen[row.blocks[group]] = None
     idle: dict[Row, None] = {}
-    for cls in dict.fromkeys(manager.classes + manager.exact_classes):
+    for cls in dict.fromkeys(manager.classes + manager.roles.exact):
         for block in pool.eviction_order(cls):
             found = pool.row_of[block]
             if found is not None and held.isdisjoint(found.blocks):
@@ -262,9 +262,9 @@ def _install(
         manager.keys.remember_lineage(blocks.lineage)
     stack.pool = manager.pool = pool
     stack.specs = specs
-    manager.classes = [pool.class_of(spec) for spec in specs.full]
-    manager.open_classes = [pool.class_of(spec) for spec in specs.open]
-    manager.exact_classes = specs.exact_classes(pool)
+    manager.roles.full = [pool.class_of(spec) for spec in specs.full]
+    manager.roles.open = [pool.class_of(spec) for spec in specs.open]
+    manager.roles.exact = specs.exact_classes(pool)
 
 
 def _allocate(pool: BlockPool, cls: int, count: int) -> list[int]:

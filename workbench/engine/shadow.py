@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import build_geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.page_roles import PageRoles
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import HashIndex
 from workbench.cache.request_blocks import PrefixHit
@@ -62,8 +63,7 @@ class Shadow:
         manager = KVCacheManager(
             pool=pool,
             geometry=geometry,
-            classes=[pool.class_of(spec)],
-            block_size=size,
+            roles=PageRoles(size, [pool.class_of(spec)]),
             max_model_len=longest + size,
             format_label=name,
             root_key=lambda request: b"",

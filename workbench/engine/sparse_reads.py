@@ -50,7 +50,7 @@ class SparseReads:
         self._num_first = -(-settings.sink_tokens // manager.block_size)
         bounds.need_layers_from(self._first_layer)
         sets = [part for part in geometry.layer_sets if part.layers[-1] >= self._first_layer]
-        self._num_local = manager.residual_pages if bounds.landmarks else 0
+        self._num_local = manager.roles.residual_pages if bounds.landmarks else 0
         self._least = max(settings.sparse_pages, self._num_first + 1 + self._num_local)
         self._share = settings.sparse_share
         chosen = [
@@ -154,7 +154,7 @@ class SparseReads:
             self._manager,
             np.take_along_axis(rows.table, page, 2),
             slots,
-            self._manager.open_classes[layer_set.groups[0]],
+            self._manager.roles.open[layer_set.groups[0]],
             log_count=by_slot(rows.log_count),
             pos=by_slot(rows.pos),
         )

@@ -44,7 +44,7 @@ class SplitReads:
 
     def __init__(self, stack: "CacheStack", values: ValuesBelow) -> None:
         self._pool, self._store, self._values = stack.pool, stack.store, values
-        self._alone = {both: alone for alone, both in stack.manager.joined.items()}
+        self._alone = {both: alone for alone, both in stack.manager.roles.joined.items()}
         self.scratch = Scratch(stack.store.device)
 
     def covers(self, cls: int) -> bool:

@@ -19,7 +19,7 @@ def check_values(engine: "Engine") -> None:
     for blocks in stack.manager.requests.values():
         held.update(blocks.all_blocks().tolist())
     for block in held:
-        if pool.page_class(block) in stack.manager.joined and not values.has(block):
+        if pool.page_class(block) in stack.manager.roles.joined and not values.has(block):
             raise IntegrityError(f"the values of block {block} are nowhere")
     if values.num_bytes != sum(entry.page_bytes for entry in kept):
         raise IntegrityError(f"values count {values.num_bytes} bytes, and DRAM keeps others")

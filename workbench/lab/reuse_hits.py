@@ -13,6 +13,7 @@ from typing import Any
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.geometry import build_geometry
 from workbench.cache.kv_cache_manager import KVCacheManager
+from workbench.cache.page_roles import PageRoles
 from workbench.cache.page_store import PageStore
 from workbench.engine.builtin import builtin_registry
 from workbench.engine.process.arrivals import with_answer
@@ -88,7 +89,7 @@ def _manager(index: str, block_size: int, cache_tokens: int) -> KVCacheManager:
         index=builtin_registry().create("index", index, _ignore, _ignore), before_evict=_ignore,
     )  # fmt: skip
     return KVCacheManager(
-        pool=pool, geometry=geometry, classes=[pool.class_of(spec)], block_size=block_size,
+        pool=pool, geometry=geometry, roles=PageRoles(block_size, [pool.class_of(spec)]),
         max_model_len=MOST_PROMPT_TOKENS + block_size, format_label="bf16",
         root_key=lambda request: b"reuse", store=PageStore(num_blocks * spec.page_bytes, "cpu"),
     )  # fmt: skip

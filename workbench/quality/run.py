@@ -276,7 +276,7 @@ def _reads_compressed(engine: Engine, request: Request, positions: np.ndarray) -
     exact = {"fp32", str(full_changes(engine.model)["cache.k_format"])}
     specs = [manager.pool.classes[cls] for cls in manager.classes]
     lossy = any({spec.k_format, spec.v_format} - exact for spec in specs)
-    pages = 1 + manager.residual_pages + manager.sink_pages
+    pages = 1 + manager.roles.residual_pages + manager.roles.sink_pages
     return (positions >= manager.block_size * pages) & lossy
 
 

@@ -1,0 +1,61 @@
+"""Which class a page is in by its place in a request: first, full, waiting, or being filled.
+
+exact      | full       | full       | open, waiting | open, being filled |
+sink_pages   sealed                    residual_pages
+"""
+
+from dataclasses import dataclass, field
+
+from workbench.cache.filling import GroupClasses
+from workbench.cache.request_blocks import RequestBlocks
+
+
+@dataclass
+class PageRoles:
+    """Page classes of each group; `open` and `exact` are those of full pages unless given.
+
+    full: of full pages. open: of pages that are being filled. exact: of the first pages of a text.
+    joined: classes of pages whose V lies below, as they are read.
+    """
+
+    block_size: int  # tokens of a page
+    full: list[int]
+    open: list[int] = field(default_factory=list)
+    exact: list[int] = field(default_factory=list)
+    joined: dict[int, int] = field(default_factory=dict)
+    max_open_pages: int = 2  # of each group of one request, at any moment
+    residual_pages: int = 0  # newest full pages that are not sealed yet
+    sink_pages: int = 0  # first pages of a text that stay as exact as they were computed
+
+    def __post_init__(self) -> None:
+        """One class for all where no other is given."""
+        self.open = self.open or self.full
+        self.exact = self.exact or self.full
+
+    @property
+    def seals(self) -> bool:
+        """Whether a full page changes its class (formats grouped along tokens, a residual)."""
+        return self.open != self.full
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a request's pages can be of several classes."""
+        return self.seals or (self.sink_pages > 0 and self.exact != self.full)
+
+    def of_groups(self) -> list[GroupClasses]:
+        """The classes by group."""
+        each = zip(self.full, self.open, self.exact, strict=True)
+        return [GroupClasses(*classes, self.sink_pages) for classes in each]
+
+    def final_row(self, page: int) -> list[int]:
+        """The class of each group's full page that is the page-th of its text."""
+        return self.exact if page < self.sink_pages else self.full
+
+    def num_sinks(self, blocks: RequestBlocks, group: int) -> int:
+        """Leading pages of a table that are among the first of the text."""
+        return blocks.num_first_pages(group, self.sink_pages) if self.sink_pages else 0
+
+    def num_final_pages(self, num_slots: int) -> int:
+        """Leading pages that have their final bytes once `num_slots` slots are stored."""
+        waiting = self.residual_pages if self.seals else 0
+        return max(0, num_slots // self.block_size - waiting)
