@@ -163,7 +163,10 @@ def show_table(page: Page) -> None:
     }
     for key, (shape, _) in COLUMNS.items():
         config[key] = words.NumberColumn(
-            texts(f"quality.column.{key}"), format=shape, help=texts(f"quality.column_help.{key}")
+            texts(f"quality.column.{key}"),
+            format=shape,
+            help=texts(f"quality.column_help.{key}"),
+            width=76 if key.startswith("kl_") else None,  # as wide as its longest number
         )
     st.dataframe(
         pd.DataFrame(rows),
