@@ -16,12 +16,11 @@ from kvkernels.common import rotate
 from kvkernels.decode import FUSED, Factors, FoldedDecode, FusedDecode
 from kvkernels.formats.fp8 import Fp8
 from kvkernels.layout import PageSpec
+from kvkernels.mass import MassSum
 from kvkernels.plan import Batch, Plan
 from kvkernels.readers import Operand, Reader
 from kvkernels.tile_reader import TileReader
 from kvkernels.turn import turn_output, turn_query
-
-MAX_SCORES = 1 << 23  # scores held at once while mass is summed
 
 
 class Call:
@@ -32,9 +31,8 @@ class Call:
     ) -> None:
         """Join the scales of the layer."""
         self.plan, self.layer, self.partial = plan, layer, partial
-        self.each_head = False
         self.factors = Factors.of(plan, layer, scale, state)
-        self.mass: Tensor | None = None
+        self.mass: MassSum | None = None
         self.state = state
 
 
@@ -61,10 +59,7 @@ def attend(
         q = turn_query(q, plan.spec, layer, state, plan.rope)
     call = Call(plan, layer, softmax_scale, state, partial)
     if mass is not None:
-        slots = plan.num_pages * plan.spec.block_size
-        call.each_head = each_head
-        heads = num_heads // plan.num_head_groups if each_head else plan.spec.num_kv_heads
-        call.mass = torch.zeros(plan.num_requests * plan.num_head_groups, heads, slots)
+        call.mass = MassSum(plan, num_heads, each_head)
     if plan.covers_all:
         out, lse = _attend_batch(q, arena, call, plan.batches[0])
     else:
@@ -81,7 +76,7 @@ def attend(
     return AttentionResult(
         out.reshape(tokens, num_heads * dim).to(dtype),
         lse.reshape(tokens, num_heads) if partial else None,
-        _finish_mass(plan, call.mass, mass) if mass is not None else None,
+        None if call.mass is None else call.mass.result(mass),
     )
 
 
@@ -143,7 +138,7 @@ def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor,
         if call.mass is not None:
             k = bound.key.view(batch.num_rows, -1, *bound.key.shape[2:])
             query = q.reshape(*k.shape[:2], -1, 1, k.shape[-1]).to(k.dtype)
-            _dense_mass(query, k, batch, call)
+            call.mass.add_products(query, k, batch, call.factors.score)
         return out, lse
     return bound.run(q, arena, call.layer, call.factors, call.partial, _mass_adder(call, batch))
 
@@ -154,12 +149,13 @@ def _fuses(batch: Batch) -> bool:
 
 
 def _mass_adder(call: Call, batch: Batch) -> Callable[[Tensor], None] | None:
-    if call.mass is None:
+    mass = call.mass
+    if mass is None:
         return None
 
     def add(probs: Tensor) -> None:
         shape = (batch.num_rows, call.plan.spec.num_kv_heads, -1, 1, probs.shape[-1])
-        _add_mass(probs.view(shape), batch, slice(0, 1), call)
+        mass.add(probs.view(shape), batch, slice(0, 1))
 
     return add
 
@@ -235,7 +231,7 @@ def _dense(
     query = query.to(k.dtype)
     out, lse = _fused(query, k, v, batch, call)
     if call.mass is not None:
-        _dense_mass(query, k, batch, call)
+        call.mass.add_products(query, k, batch, call.factors.score)
     if call.factors.out != 1.0:  # bf16 would round twice
         out = out.to(torch.float32).mul_(call.factors.out)
     return out, lse
@@ -265,44 +261,3 @@ def _fused(query: Tensor, k: Tensor, v: Tensor, batch: Batch, call: Call) -> tup
         out, lse = FUSED(flat, k, v, 0.0, False, attn_mask=bias, scale=scale)
     shape = (rows, heads, share, queries)
     return out.unflatten(0, (rows, heads)), lse.reshape(shape)
-
-
-def _dense_mass(query: Tensor, k: Tensor, batch: Batch, call: Call) -> None:
-    """Add each slot's attention, in tiles of query positions so that scores stay bounded."""
-    rows, heads, share, queries, dim = query.shape
-    tile = max(1, MAX_SCORES // (rows * heads * share * batch.num_slots))
-    keys = k.flatten(0, 1).transpose(1, 2)
-    for start in range(0, queries, tile):
-        part = slice(start, start + tile)
-        flat = query[:, :, :, part].reshape(rows * heads, -1, dim)
-        scores = torch.bmm(flat, keys).to(torch.float32).mul_(call.factors.score)
-        scores = scores.view(rows, heads, share, -1, batch.num_slots)
-        if batch.bias is not None:
-            bias = batch.bias[:, :, part]
-            scores += bias.view(rows, bias.shape[0] // rows, 1, *bias.shape[2:])
-        _add_mass(torch.softmax(scores, -1), batch, part, call)
-
-
-def _add_mass(probs: Tensor, batch: Batch, queries: slice, call: Call) -> None:
-    """Add probabilities [B, h, G, Q, T] to the mass [rows, h or h * G, P * S].
-
-    Padding queries are left out.
-    """
-    total = call.mass
-    assert total is not None, "somebody asked for it"
-    if batch.blind is not None:
-        probs = probs.masked_fill(batch.blind[:, None, None, queries, None], 0.0)
-    if batch.real is not None:
-        probs = probs * batch.real[:, None, None, queries, None]
-    slots = probs.shape[-1]
-    sums = probs.sum(3).flatten(1, 2) if call.each_head else probs.sum((2, 3))
-    total[..., :slots].index_add_(0, batch.rows, sums)
-
-
-def _finish_mass(plan: Plan, total: Tensor | None, mass: Mass) -> Tensor | None:
-    if total is None:
-        return None
-    slots = total.view(plan.num_requests, -1, total.shape[-1])  # [R, Hkv, P * S]
-    if mass == "token":
-        return slots
-    return slots.unflatten(-1, (plan.num_pages, plan.spec.block_size)).sum(-1)
