@@ -4,7 +4,7 @@ import pytest
 
 from workbench.cache.geometry import build_geometry
 from workbench.config import EngineConfig, replace_settings
-from workbench.engine.cache_stack import group_specs
+from workbench.engine.group_specs import group_specs
 from workbench.errors import SettingError
 from workbench.model.random_launch import random_model
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tests.engine.harness import Runner, build, model, tokens
 from workbench.config import EngineConfig, replace_settings
-from workbench.engine.cache_stack import format_label, group_specs, make_geometry
+from workbench.engine.cache_stack import format_label, make_geometry
+from workbench.engine.group_specs import group_specs
 from workbench.errors import SettingError
 from workbench.layer_plan import parse_plan, write_plan
 from workbench.settings.formats import KV_FORMATS

@@ -8,8 +8,9 @@ import pytest
 from tests.engine.harness import Runner, model, spec, tokens
 from tests.engine.pairwise import Row, pairwise
 from workbench.config import EngineConfig, replace_settings
-from workbench.engine.cache_stack import group_specs, make_geometry, plan_slabs
+from workbench.engine.cache_stack import make_geometry, plan_slabs
 from workbench.engine.engine import Engine
+from workbench.engine.group_specs import group_specs
 from workbench.engine.retainer import slots_needed
 from workbench.errors import CapacityError, SettingError
 from workbench.request import RequestStatus

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from workbench.cache.eviction_order import RankedRows
-from workbench.engine.cache_stack import max_open_pages, residual_pages, sink_pages
+from workbench.engine.group_specs import max_open_pages, residual_pages, sink_pages
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

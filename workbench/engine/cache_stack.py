@@ -3,16 +3,13 @@
 import contextlib
 import functools
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from kvkernels.api import Rope
 from kvkernels.layout import FORMATS, PageSpec
 
 from workbench.cache.block_pool import BlockPool
-from workbench.cache.geometry import Geometry, build_geometry, choose_slab, fitting_pages
+from workbench.cache.geometry import Geometry, build_geometry, choose_slab
 from workbench.cache.keys import CacheIdentity
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.lifetimes import Lifetimes
@@ -23,74 +20,14 @@ from workbench.cache.rope_mode import kernel_rope, rope_mode
 from workbench.clock import Clock
 from workbench.config import EngineConfig
 from workbench.engine.event_log import EventLog
+from workbench.engine.group_specs import GroupSpecs, group_specs, sink_pages
 from workbench.engine.runner import ModelRunner
-from workbench.errors import CapacityError, SettingError
+from workbench.errors import CapacityError
 from workbench.layer_plan import parse_plan, parse_ranks, write_plan, write_ranks
 from workbench.model.load import LoadedModel
 from workbench.request import Request
 from workbench.settings.formats import GROUPED_FORMATS, KIVI_GROUPS, KV_FORMATS, LOW_RANK_FORMATS
 from workbench.spatial.hierarchy.values import ValuesBelow
-
-
-@dataclass(frozen=True)
-class GroupSpecs:
-    """The page class of each group: of its full pages, and of those that are being filled.
-
-    `exact`: of the first `num_sinks` pages of a text, full or not.
-    """
-
-    full: list[PageSpec]
-    open: list[PageSpec]
-    exact: list[PageSpec]
-    num_sinks: int = 0
-
-    @property
-    def joined(self) -> list[PageSpec]:
-        """Class of each group's full pages with both planes, wherever these lie."""
-        return [spec.part("kv") for spec in self.full]
-
-    @property
-    def seals(self) -> bool:
-        """Whether a page changes its class when it is full."""
-        return self.full != self.open
-
-    def fitting_pages(self, config: EngineConfig, slab_bytes: int, num_slabs: int) -> int:
-        """Pages of each group that one request could have in an arena."""
-        besides = Counter[PageSpec]()
-        for full, unfilled in zip(self.full, self.open, strict=True):
-            if full != unfilled:
-                besides[unfilled] += max_open_pages(config)
-        besides.update(self.sinks(self.num_sinks))
-        most = fitting_pages(self.full, slab_bytes, num_slabs, besides)
-        below = self.most_values_pages(config)
-        return most if below is None else min(most, below)
-
-    def most_values_pages(self, config: EngineConfig) -> int | None:
-        """Pages of each group whose V finds room in DRAM; None where V stays in HBM."""
-        sizes = [both.part("v").page_bytes for both in self.joined]
-        if self.joined == self.full:
-            return None
-        return int(config.tiers.dram_mib * 2**20) // sum(sizes)
-
-    @property
-    def distinct(self) -> set[PageSpec]:
-        """Every class once."""
-        return {*self.full, *self.open, *(self.exact if self.num_sinks else ())}
-
-    def exact_classes(self, pool: BlockPool) -> list[int]:
-        """Class of the first pages of a text, of each group."""
-        return [pool.class_of(spec) for spec in (self.exact if self.num_sinks else self.full)]
-
-    def joined_classes(self, pool: BlockPool) -> dict[int, int]:
-        """Class under which pages of one plane are read, of each class of such pages."""
-        pairs = zip(self.full, self.joined, strict=True)
-        return {pool.class_of(full): pool.class_of(both) for full, both in pairs if full != both}
-
-    def sinks(self, count: int) -> Counter[PageSpec]:
-        """`count` first pages of each group, where they are of a class of their own."""
-        pairs = zip(self.full, self.exact, strict=True)
-        own = Counter(exact for full, exact in pairs if self.num_sinks and full != exact)
-        return Counter({spec: count * groups for spec, groups in own.items()})
 
 
 @dataclass
@@ -105,77 +42,6 @@ class CacheStack:
     runner: ModelRunner
     budget_bytes: int
     values: ValuesBelow | None = None  # V of full pages, where it lies below HBM
-
-
-def max_open_pages(config: EngineConfig) -> int:
-    """Pages that one request fills at the same time: those of a chunk, and a started one."""
-    chunk = min(config.scheduling.chunk_tokens, config.scheduling.token_budget)
-    return -(-chunk // config.cache.block_size) + 1 + residual_pages(config)
-
-
-def residual_pages(config: EngineConfig) -> int:
-    """Newest full pages of a request that stay in the compute dtype."""
-    return -(-config.cache.residual_tokens // config.cache.block_size)
-
-
-def sink_pages(config: EngineConfig) -> int:
-    """First pages of a text that stay in the compute dtype (KVQuant's exact sinks)."""
-    return -(-config.cache.num_sinks // config.cache.block_size)
-
-
-def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) -> GroupSpecs:
-    """The page classes under the configured formats; SettingError where one does not fit."""
-    cache, dim = config.cache, geometry.head_dim
-    plain = "fp32" if model.decoder.compute_dtype == torch.float32 else "bf16"
-    plan = parse_plan(cache.layer_plan, KV_FORMATS)
-    if plan and max(plan) >= geometry.num_layers:
-        raise SettingError(
-            f"cache.layer_plan names layer {max(plan)}, but the model has {geometry.num_layers}: "
-            f"choose 0 to {geometry.num_layers - 1}"
-        )
-    ranks = parse_ranks(cache.rank_plan)
-    if ranks and max(ranks) >= geometry.num_layers:
-        raise SettingError(
-            f"cache.rank_plan names layer {max(ranks)}, but the model has {geometry.num_layers}: "
-            f"choose 0 to {geometry.num_layers - 1}"
-        )
-    full, unfilled, exact = [], [], []
-    for group in geometry.groups:
-        rank = ranks.get(group.layers[0], cache.rank)
-        formats = plan.get(group.layers[0], (cache.k_format, cache.v_format))
-        try:
-            spec = group.page_spec(dim, cache.block_size, *formats, cache.kivi_group, rank)
-        except ValueError as error:
-            if f"group of {cache.kivi_group} channels" in str(error):
-                raise SettingError(f"cache.kivi_group = {cache.kivi_group}: {error}") from None
-            if f"rank {rank} " in str(error):
-                told = "cache.rank_plan" if group.layers[0] in ranks else f"cache.rank = {rank}"
-                raise SettingError(f"{told}: {error}") from None
-            raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
-        full.append(spec)
-        waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
-        exact.append(group.page_spec(dim, cache.block_size, plain, plain))
-        if cache.values == "dram":
-            full[-1] = spec.part("k")
-        unfilled.append(exact[-1] if waits else spec)
-    specs = GroupSpecs(full, unfilled, exact, sink_pages(config))
-    refuse_unreadable(specs.distinct, kernel_rope(rope_mode(config)), str(model.decoder.device))
-    return specs
-
-
-def refuse_unreadable(specs: Iterable[PageSpec], rope: Rope, device: str) -> None:
-    """SettingError for a page class that a GPU's kernels cannot read; the CPU's read them all."""
-    if torch.device(device).type != "cuda":
-        return
-    from kvkernels.triton_formats import check_twins  # Triton is there only on Linux
-
-    for spec in specs:
-        if spec.planes != "kv":
-            raise SettingError("cache.values = dram is read on a CPU only: choose hbm")
-        try:
-            check_twins(spec, rope)
-        except ValueError as error:
-            raise SettingError(f"cache.{error} (or take another format)") from None
 
 
 def make_geometry(config: EngineConfig, model: LoadedModel) -> Geometry:

@@ -21,12 +21,8 @@ from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.prefix_index import Row
 from workbench.cache.sealing import drop_spares
 from workbench.config import EngineConfig
-from workbench.engine.cache_stack import (
-    GroupSpecs,
-    format_label,
-    group_specs,
-    smallest_page_bytes,
-)
+from workbench.engine.cache_stack import format_label, smallest_page_bytes
+from workbench.engine.group_specs import GroupSpecs, group_specs
 from workbench.request import Request
 
 if TYPE_CHECKING:
