@@ -17,7 +17,8 @@ from workbench.engine.binding import bind_settings
 from workbench.engine.cache_stack import make_geometry, plan_slabs
 from workbench.engine.calibrating import check_calibration, find_calibration
 from workbench.engine.group_specs import group_specs
-from workbench.engine.recode import count_resident, forecast, recode
+from workbench.engine.recode import forecast, recode
+from workbench.engine.residents import count_resident
 from workbench.engine.retainer import slots_needed
 from workbench.errors import CapacityError, SettingError
 from workbench.request import Request

@@ -5,7 +5,6 @@ Copies go through scratch that the ledger counts. If the new format is larger, c
 (least recently used), then running requests are preempted, last in order first.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from workbench.cache.sealing import drop_spares
 from workbench.config import EngineConfig
 from workbench.engine.cache_stack import format_label, smallest_page_bytes
 from workbench.engine.group_specs import GroupSpecs, group_specs
+from workbench.engine.residents import Resident, residents_of, sink_blocks, written_slots
 from workbench.request import Request
 
 if TYPE_CHECKING:
@@ -38,37 +38,16 @@ class RecodeResult:
     num_preempted_requests: int = 0
 
 
-@dataclass
-class _Resident:
-    """What is in HBM before: live blocks of each group, rows oldest first."""
-
-    live: list[list[int]]
-    idle_rows: list[Row]
-    num_live_rows: int
-
-    @property
-    def most(self) -> int:
-        """Pages of the fullest group."""
-        return max(len(blocks) for blocks in self.live)
-
-
-def count_resident(engine: "Engine") -> tuple[int, int]:
-    """(blocks in tables, cached blocks in no table)."""
-    pool = engine.stack.pool
-    idle = int(np.count_nonzero(pool.cached & (pool.ref_cnt == 0)))
-    return int(np.count_nonzero(pool.ref_cnt > 0)), idle
-
-
 def forecast(engine: "Engine", config: EngineConfig) -> RecodeResult:
     """What `recode` would do, and nothing is done."""
     limit = _limit(engine, group_specs(engine.stack.geometry, config, engine.model))
     victims: set[str] = set()
     for request in _victims(engine):
-        resident = _residents(engine, victims)
+        resident = residents_of(engine, victims)
         if resident.most <= limit:
             break
         victims.add(request.request_id)
-    resident = _residents(engine, victims)
+    resident = residents_of(engine, victims)
     groups = len(resident.live)
     num_idle = len(engine.stack.pool.index) - resident.num_live_rows
     evicted = max(0, resident.most + num_idle - limit)
@@ -88,7 +67,7 @@ def recode(engine: "Engine", config: EngineConfig) -> RecodeResult:
     drop_spares(stack.manager)
     _make_room(engine, specs, result)
     engine.scheduler.drop_fetches()  # what requests have below HBM is in the old format
-    resident = _residents(engine)
+    resident = residents_of(engine)
     copies = [
         copy
         for group in range(len(specs.full))
@@ -103,7 +82,7 @@ def _make_room(engine: "Engine", specs: GroupSpecs, result: RecodeResult) -> Non
     """Preempt until what is held fits the new format, then evict cached rows until all does."""
     limit = _limit(engine, specs)
     victims = iter(_victims(engine))
-    while (resident := _residents(engine)).most > limit:
+    while (resident := residents_of(engine)).most > limit:
         engine.scheduler.preempt(next(victims), reason="larger_format")
         result.num_preempted_requests += 1
     surplus = resident.most + len(resident.idle_rows) - limit
@@ -114,7 +93,7 @@ def _make_room(engine: "Engine", specs: GroupSpecs, result: RecodeResult) -> Non
 
 def _limit(engine: "Engine", specs: GroupSpecs) -> int:
     """Pages of each group that fit, beside those that running requests are filling."""
-    pool, besides = engine.stack.pool, specs.sinks(len(_sink_blocks(engine, 0, specs.num_sinks)))
+    pool, besides = engine.stack.pool, specs.sinks(len(sink_blocks(engine, 0, specs.num_sinks)))
     if specs.seals:
         for blocks in engine.stack.manager.requests.values():
             unfilled = blocks.num_pages - blocks.stored_len // blocks.block_size
@@ -127,28 +106,6 @@ def _victims(engine: "Engine") -> list[Request]:
     """Running requests, the first to be preempted first."""
     order = engine.scheduler.order
     return sorted(engine.scheduler.running, key=lambda request: order.key(request, 0), reverse=True)
-
-
-def _residents(engine: "Engine", without: Collection[str] = ()) -> _Resident:
-    """Blocks in tables and cached rows, as if the requests `without` were preempted already."""
-    pool, manager = engine.stack.pool, engine.stack.manager
-    tables = [blocks for name, blocks in manager.requests.items() if name not in without]
-    live: list[dict[int, None]] = [{} for _ in manager.classes]
-    for group, seen in enumerate(live):
-        for blocks in tables:
-            seen.update(dict.fromkeys(int(block) for block in blocks.blocks(group)))
-    held = set().union(*live)
-    rows = [row for row in pool.index.rows() if not held.isdisjoint(row.blocks)]
-    for row in rows:  # a row is kept whole while one of its blocks is in a table
-        for group, seen in enumerate(live):
-            seen[row.blocks[group]] = None
-    idle: dict[Row, None] = {}
-    for cls in dict.fromkeys(manager.classes + manager.roles.exact):
-        for block in pool.eviction_order(cls):
-            found = pool.row_of[block]
-            if found is not None and held.isdisjoint(found.blocks):
-                idle.setdefault(found)
-    return _Resident([list(seen) for seen in live], list(idle), len(rows))
 
 
 class _Copies:
@@ -168,12 +125,12 @@ class _Copies:
 
 
 def _copies_of(
-    engine: "Engine", group: int, resident: _Resident, specs: GroupSpecs
+    engine: "Engine", group: int, resident: Resident, specs: GroupSpecs
 ) -> list[_Copies]:
     """One a class that the blocks are in, and a class that they go to."""
     blocks = resident.live[group] + [row.blocks[group] for row in resident.idle_rows]
-    slots = _written_slots(engine, group, blocks)
-    sinks = np.isin(blocks, list(_sink_blocks(engine, group, specs.num_sinks)))
+    slots = written_slots(engine, group, blocks)
+    sinks = np.isin(blocks, list(sink_blocks(engine, group, specs.num_sinks)))
     full = slots == engine.config.cache.block_size
     classes = engine.stack.pool.page_classes(np.array(blocks, np.int64))
     copies = []
@@ -190,34 +147,11 @@ def _copies_of(
     return copies
 
 
-def _sink_blocks(engine: "Engine", group: int, num_sinks: int) -> set[int]:
-    """Blocks of a group that hold one of the first `num_sinks` pages of a text."""
-    if not num_sinks:
-        return set()
-    stack, size = engine.stack, engine.config.cache.block_size
-    found = {row.blocks[group] for row in stack.pool.index.rows() if row.page < num_sinks}
-    for tables in stack.manager.requests.values():
-        held = tables.blocks(group)[:num_sinks]
-        first = tables.pos[group, : len(held) * size : size]
-        found.update(int(block) for block in held[first < num_sinks * size])
-    return found
-
-
-def _written_slots(engine: "Engine", group: int, blocks: list[int]) -> np.ndarray:
-    size = engine.config.cache.block_size
-    slots = dict.fromkeys(blocks, size)
-    for tables in engine.stack.manager.requests.values():
-        stored = int(tables.stored_len[group])
-        for page, block in enumerate(tables.blocks(group)):
-            slots[int(block)] = min(size, max(0, stored - page * size))
-    return np.array([slots[block] for block in blocks], np.int64)
-
-
 def _install(
     engine: "Engine",
     config: EngineConfig,
     specs: GroupSpecs,
-    resident: _Resident,
+    resident: Resident,
     copies: list[_Copies],
 ) -> None:
     """A fresh pool over the same arena; tables and rows point into it."""
