@@ -12,6 +12,7 @@ from app.quality.settings import (
     format_settings,
     read_file,
     retention_settings,
+    sparse_settings,
 )
 from app.text.sentences import escape, value_text
 from workbench.errors import WorkbenchError
@@ -19,7 +20,9 @@ from workbench.quality.job_protocol import NamedSetting
 from workbench.quality.plan import QualityPlan
 
 MAX_NAMED_PROBLEMS = 5
-FORMATS_KEY, KEEP_KEY, SIZE_KEY = "sweep_formats", "sweep_retention", "sweep_size"
+FORMATS_KEY, KEEP_KEY, SPARSE_KEY, SIZE_KEY = (
+    "sweep_formats", "sweep_retention", "sweep_sparse", "sweep_size",
+)  # fmt: skip
 CURRENT_KEY, NEEDLE_KEY, FILE_KEY, PROBES_KEY = (
     "sweep_current", "sweep_needle", "sweep_file", "sweep_probes",
 )  # fmt: skip
@@ -46,6 +49,11 @@ def show_sweep(page: Page) -> None:
         texts("quality.retention"), _policies(), selection_mode="multi", key=KEEP_KEY,
         format_func=lambda name: value_text(texts, "retention.policy", name),
         help=texts("quality.retention_help"), disabled=page.locked,
+    )  # fmt: skip
+    st.pills(
+        texts("quality.sparse"), [item.name for item in sparse_settings()],
+        selection_mode="multi", key=SPARSE_KEY, format_func=lambda name: sparse_label(page, name),
+        help=texts("quality.sparse_help"), disabled=page.locked,
     )  # fmt: skip
     st.segmented_control(
         texts("quality.size"), SIZES, default="quick", key=SIZE_KEY, required=True,
@@ -92,6 +100,12 @@ def format_label(page: Page, name: str) -> str:
     )
 
 
+def sparse_label(page: Page, name: str) -> str:
+    """Sparse reads as the knobs name them, with their share."""
+    kind, _, share = name.partition(" ")
+    return f"{value_text(page.texts, 'retention.sparse', kind)} {share}"
+
+
 def _policies() -> list[str]:
     return [str(item.changes["retention.policy"]) for item in retention_settings(0)]
 
@@ -100,12 +114,14 @@ def run_sweep() -> None:
     """Callback: measure what is chosen, the file's settings included."""
     page = current_page()
     formats, kept = held(FORMATS_KEY) or [], held(KEEP_KEY) or []
+    sparse = held(SPARSE_KEY) or []
     size = held(SIZE_KEY) or "quick"
     needle, probes = bool(held(NEEDLE_KEY)), bool(held(PROBES_KEY))
     settings = [item for item in format_settings() if item.name in formats]
     plan = sweep_plan(page, size, needle=needle)
     settings += [item for item in retention_settings(plan.context)
                  if item.changes["retention.policy"] in kept]  # fmt: skip
+    settings += [item for item in sparse_settings() if item.name in sparse]
     if held(CURRENT_KEY):
         settings.append(current_setting(page.engine.history.config))
     settings += [item for item in _file_settings(page) if item.name not in _names(settings)]

@@ -22,6 +22,7 @@ LOOKS = {
     "low_rank": ("diamond-tall", "#009E73"),
     "mixed": ("hexagon", "#CC79A7"),
     "retention": ("x", "#CC79A7"),
+    "sparse": ("triangle-left", "#E69F00"),
     "other": ("pentagon", "#999999"),
 }
 GREY = "rgba(128, 128, 128, .8)"

@@ -1,4 +1,4 @@
-"""Which settings a sweep measures: all formats, retention policies, the current one, a file's."""
+"""Which settings a sweep measures: formats, retention, sparse reads, the current one, a file's."""
 
 import json
 import tomllib
@@ -20,6 +20,7 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_NAME = 60
 CURRENT = "current"
 K_FORMAT, V_FORMAT = "cache.k_format", "cache.v_format"
+SPARSE_PARTS = (8, 4)  # one of so many pages is read
 GROUP_TOKENS = 32  # a format that groups tokens wants a page that is one group
 EXAMPLE = '[{"name": "int8", "cache.k_format": "int8", "cache.v_format": "int8"}]'
 # A family shares what its numbers mean, so that a plot can show it by one shape.
@@ -36,10 +37,12 @@ FAMILIES = {
 
 
 def family_of(changes: dict[str, Any]) -> str:
-    """full, fp8, int, rotated, block, kivi, kvquant, low_rank, mixed, retention or other."""
+    """A format's family, or retention, sparse, mixed or other."""
     default = EngineConfig()
     if changes.get("retention.policy", default.retention.policy) != "none":
         return "retention"
+    if changes.get("retention.sparse", default.retention.sparse) != "off":
+        return "sparse"
     if changes.get("cache.layer_plan"):
         return "mixed"
     found = {
@@ -85,6 +88,21 @@ def retention_settings(context: int) -> list[NamedSetting]:
         )
         for name in names
     ]
+
+
+def sparse_settings() -> list[NamedSetting]:
+    """Each kind of sparse reads with an eighth and a quarter of the pages, however few they are."""
+    kinds = [name for name in all_settings()["retention.sparse"].metadata["choices"]
+             if name != "off"]  # fmt: skip
+    return [
+        NamedSetting(
+            name=f"{kind} 1/{part}",
+            changes={"retention.sparse": kind, "retention.sparse_share": 1 / part,
+                     "retention.sparse_pages": 1},
+        )
+        for kind in kinds
+        for part in SPARSE_PARTS
+    ]  # fmt: skip
 
 
 def current_setting(config: EngineConfig) -> NamedSetting:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.quality import files, settings
 from app.quality.figures import head_counts, heads_bytes
 from app.quality.jobs import Result
-from app.quality.pareto import frontier, pareto_figure, place_labels
+from app.quality.pareto import LOOKS, frontier, pareto_figure, place_labels
 from app.text import load_texts
 from workbench.config import EngineConfig, get_setting, replace_settings
 from workbench.errors import SettingError
@@ -29,10 +29,14 @@ from workbench.settings.formats import KV_FORMATS
 
 def test_every_format_and_policy_can_be_measured() -> None:
     sweep = settings.format_settings() + settings.retention_settings(256)
+    sweep += settings.sparse_settings()
     for setting in sweep:
         check_setting(setting)
     assert {name for item in sweep for name in item.changes.values()} >= set(KV_FORMATS)
     assert all(settings.family_of(item.changes) != "other" for item in sweep)
+    assert set(map(settings.family_of, (item.changes for item in sweep))) <= set(LOOKS)
+    shapes = [symbol for symbol, _ in LOOKS.values()]
+    assert len(shapes) == len(set(shapes)), "colour alone tells too little"
 
 
 def test_views_repeat_the_reports_field_by_field() -> None:
@@ -58,7 +62,8 @@ def test_a_running_engines_setting_is_measured_without_the_lab_own() -> None:
     assert quality_changes(config) == {"cache.k_format": "int8", "retention.policy": "h2o"}
 
 
-@given(st.sampled_from(settings.format_settings() + settings.retention_settings(512)),
+@given(st.sampled_from(settings.format_settings() + settings.retention_settings(512)
+                       + settings.sparse_settings()),
        st.sampled_from(settings.format_settings()))  # fmt: skip
 def test_applying_a_setting_gives_what_was_measured(
     measured: NamedSetting, running: NamedSetting

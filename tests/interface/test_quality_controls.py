@@ -1,5 +1,6 @@
 """The controls of the page Quality on a real engine and a real job, without a browser."""
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import engine_owner
@@ -81,6 +82,28 @@ def test_a_sweep_of_chosen_formats_and_apply(owner: engine_owner.EngineOwner) ->
 
     get_engine().history.undo()
     assert owner.client.snapshot().settings["cache.k_format"] == "bf16"
+
+
+def test_a_sweep_of_sparse_reads_stores_all_and_reads_less(
+    owner: engine_owner.EngineOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(engine_owner.RANDOM_LAYERS_VARIABLE, "3")  # two layers are always read whole
+    app = press(opened(), "sweep_none")
+    pills = app.button_group(key="sweep_sparse")
+    assert pills.options == ["Quest 1/8", "Quest 1/4", "landmarks 1/8", "landmarks 1/4"]
+    pills.set_value(["quest 1/8", "landmarks 1/4"])
+    app = ended(press(app, "quality_sweep"), owner)
+    found = [owner.quality.result(name) for name in ("quest 1/8", "landmarks 1/4")]
+    assert all(item is not None and item.final for item in found)
+    eighth, quarter = (item.report for item in found if item is not None)
+    assert eighth.bytes.per_token == quarter.bytes.per_token and eighth.bytes.ratio_to_bf16 <= 1
+    read = [report.bytes.read_per_token / report.bytes.allocated for report in (eighth, quarter)]
+    assert read[0] < 1 and read[1] < 1 and min(eighth.kl_mean, quarter.kl_mean) > 0
+    box = next(box for box in app.selectbox if str(box.key).startswith(PICK_KEY))
+    app = checked(box.select("quest 1/8").run())
+    assert "Would change: sparse reads Quest" in words(app)
+    told = "".join(item.proto.body for item in app.get("html"))
+    assert "read a token" in told and "% of what is stored" in told
 
 
 def test_only_the_driver_measures(owner: engine_owner.EngineOwner) -> None:
