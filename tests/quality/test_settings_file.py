@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from app.quality.settings import read_file
 from workbench.cli import main
 from workbench.errors import SettingError
 from workbench.lab.figures import report
@@ -13,6 +14,7 @@ from workbench.quality.run import measure
 from workbench.quality.settings_file import format_changes, read_settings
 from workbench.quality.table import as_table, figures_of
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 JSON = '[{"name": "eight", "cache.k_format": "int8", "retention.budget_tokens": 128}]'
 TOML = '[[setting]]\nname = "eight"\ncache.k_format = "int8"\n"retention.budget_tokens" = 128\n'
 EIGHT = Setting(name="eight", changes={"cache.k_format": "int8", "retention.budget_tokens": 128})
@@ -51,6 +53,15 @@ def test_json_and_toml_say_the_same(tmp_path: Path):
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str):
     with pytest.raises(SettingError, match=sentence):
         read_settings(write(tmp_path, "bad.json", text))
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+def test_the_command_and_the_page_read_the_examples_alike(path: Path):
+    read = read_file(path.name, path.read_bytes())
+    assert read.problems == []
+    assert [(item.name, item.changes) for item in read.settings] == [
+        (item.name, item.changes) for item in read_settings(path)
+    ]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path):
