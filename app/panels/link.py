@@ -9,7 +9,9 @@ from workbench.config import EngineConfig, all_settings, difference, get_setting
 from workbench.errors import SettingError
 
 # Where files lie and how many cores there are is a matter of the machine, not of a link.
-LOCAL_SETTINGS = ("model.path", "model.num_threads", "tiers.disk_path", "cache.calibration")
+LOCAL_SETTINGS = ("model.path", "model.num_threads", "tiers.disk_path")
+CALIBRATION = "cache.calibration"
+OWN_CALIBRATIONS = ("needed", "all")  # the model's own file, wherever a machine keeps it
 OTHER_PARAMS = ("lang",)
 
 
@@ -21,16 +23,21 @@ class LinkContent:
     error: str = ""
 
 
+def is_local(path: str, value: Any) -> bool:
+    """Whether a value means something on one machine only."""
+    return path in LOCAL_SETTINGS or (path == CALIBRATION and value not in OWN_CALIBRATIONS)
+
+
 def link_params(config: EngineConfig) -> dict[str, str]:
     """Query parameters of `config`: what differs from the defaults and is not local."""
     changes = difference(config, EngineConfig())
-    return {path: _to_text(value) for path, value in changes.items() if path not in LOCAL_SETTINGS}
+    return {path: _to_text(value) for path, value in changes.items() if not is_local(path, value)}
 
 
 def read_link(params: Mapping[str, str]) -> LinkContent:
     """Settings in a query; a bad one is left out and named in `error`, the others stand."""
-    local = [path for path in params if path in LOCAL_SETTINGS]
-    asked = {p: text for p, text in params.items() if p not in (*LOCAL_SETTINGS, *OTHER_PARAMS)}
+    local = [path for path, text in params.items() if is_local(path, text)]
+    asked = {p: text for p, text in params.items() if p not in (*local, *OTHER_PARAMS)}
     error = f"{local[0]} belongs to a machine and is not taken from a link" if local else ""
     try:
         config, good = replace_settings(EngineConfig(), asked), list(asked)
@@ -61,11 +68,14 @@ def _one_by_one(asked: dict[str, str]) -> tuple[EngineConfig, list[str], str]:
 
 
 def link_changes(content: LinkContent, config: EngineConfig) -> dict[str, Any]:
-    """What applying a link would change: its settings, and defaults for what it does not name."""
+    """What applying a link would change: its settings, and defaults for what it does not name.
+
+    A file that belongs to this machine stays.
+    """
     wanted = {
         path: content.changes.get(path, get_setting(EngineConfig(), path))
         for path in all_settings()
-        if path not in LOCAL_SETTINGS
+        if path in content.changes or not is_local(path, get_setting(config, path))
     }
     return {path: value for path, value in wanted.items() if get_setting(config, path) != value}
 

@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 
 from app.panels.export import SGLANG, VLLM, command, export_all, python_snippet
 from app.panels.knobs import slider_steps
-from app.panels.link import LOCAL_SETTINGS, link_address, link_changes, link_params, read_link
+from app.panels.link import (
+    LOCAL_SETTINGS,
+    OWN_CALIBRATIONS,
+    link_address,
+    link_changes,
+    link_params,
+    read_link,
+)
 from app.text import load_texts
 from workbench.config import EngineConfig, all_settings, replace_settings
+from workbench.engine import calibrating
 from workbench.errors import SettingError
 
 TEXTS = load_texts()
@@ -32,6 +40,8 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
             changes[path] = draw(st.sampled_from(item.metadata["choices"]))
         elif isinstance(item.default, bool):
             changes[path] = draw(st.booleans())
+        elif path == "cache.calibration":
+            changes[path] = draw(st.sampled_from([*OWN_CALIBRATIONS, "own.safetensors"]))
         elif path == "cache.rank_plan":
             changes[path] = draw(st.sampled_from(["", "0-1=48; 2=16"]))
         elif path == "cache.layer_plan":
@@ -51,7 +61,8 @@ def test_a_link_carries_every_setting(changes: dict[str, Any]) -> None:
         reject()  # settings that exclude each other
     content = read_link(link_params(config))
     assert content.error == ""
-    assert changed(content.changes) == config
+    if config.cache.calibration in OWN_CALIBRATIONS:
+        assert changed(content.changes) == config
     assert link_changes(content, config) == {}
 
 
@@ -75,6 +86,18 @@ def test_a_bad_setting_is_named_and_the_others_stand(params: dict[str, str], sen
     content = read_link({**params, "tiers.dram_mib": "64"})
     assert sentence in content.error
     assert content.changes == {"tiers.dram_mib": 64.0}
+
+
+def test_the_models_own_calibration_is_carried_and_a_file_is_not() -> None:
+    assert OWN_CALIBRATIONS == calibrating.OWN
+    every, file = (changed({"cache.calibration": to}) for to in ("all", "/own.safetensors"))
+    assert link_params(every) == {"cache.calibration": "all"} and link_params(file) == {}
+    assert link_changes(read_link({"cache.calibration": "all"}), EngineConfig()) == {
+        "cache.calibration": "all"
+    }
+    assert link_changes(read_link({}), every) == {"cache.calibration": "needed"}
+    assert link_changes(read_link({"cache.k_format": "int8"}), file) == {"cache.k_format": "int8"}
+    assert "belongs to a machine" in read_link({"cache.calibration": "/own.safetensors"}).error
 
 
 def test_python_snippet_builds_the_same_config() -> None:
