@@ -9,8 +9,9 @@ bounds: bf16 [rows, num_layers, num_kv_heads, 2, head_dim], least numbers rounde
 up, so that they stay bounds.
 
 Landmarks are one vector a page, the mean of its keys, in [..., 1, head_dim]. A query head's scores
-with them become a softmax over the pages, and the largest share counts. Source: ShadowKV (arXiv
-2410.21465).
+with them become a softmax over the pages, and the largest share counts. Pages whose mean stands
+worst for one of their keys are *outliers*, which are read whatever their share. Source: ShadowKV
+(arXiv 2410.21465).
 """
 
 import torch
@@ -48,11 +49,13 @@ def update_bounds(
     layers: range,
     pos: Tensor | None = None,
     rope_table: RopeTable | None = None,
+    cosines: Tensor | None = None,
 ) -> None:
     """Compute the bounds or landmarks of full pages in some layers from the keys they hold.
 
     offsets, rows: int64 [n], where a page begins in the arena and where its bounds go. With
-    `rope_table` keys are rotated to their positions first, pos int64 [n, S].
+    `rope_table` keys are rotated to their positions first, pos int64 [n, S]. `cosines`, with
+    landmarks only: fp32 [rows, num_layers, num_kv_heads] for the least cosine of a key to the mean.
     """
     part = slice(layers.start, layers.stop)
     for start in range(0, offsets.numel(), PAGE_BATCH):
@@ -65,7 +68,10 @@ def update_bounds(
             cos, sin = (table[pos[here]][:, None, None] for table in rope_table)
             keys = rotate(keys, cos, sin)
         if bounds.shape[3] == 1:
-            bounds[rows[here], part, :, 0] = keys.mean(3).to(torch.bfloat16)
+            mean = keys.mean(3, keepdim=True)
+            bounds[rows[here], part] = mean.to(torch.bfloat16)
+            if cosines is not None:
+                cosines[rows[here], part] = torch.cosine_similarity(keys, mean, dim=-1).amin(-1)
             continue
         low, high = keys.amin(3), keys.amax(3)
         bounds[rows[here], part, :, 0] = -round_up(-low)
@@ -98,6 +104,17 @@ def score_pages(q: Tensor, bounds: Tensor, layer: int, rows: Tensor) -> Tensor:
         return share.amax((2, 3)).masked_fill_(rows < 0, float("-inf"))
     upper = query.clamp(min=0) @ held[1] + query.clamp(max=0) @ held[0]  # [G, N, h, share, P]
     return upper.amax((2, 3)).masked_fill_(rows < 0, float("-inf"))
+
+
+def outlier_pages(cosines: Tensor, layer: int, rows: Tensor, count: int) -> Tensor:
+    """The `count` pages with the least cosine of a key to the page's mean, bool [G, N, P].
+
+    cosines as `update_bounds` makes them, of which the worst head counts; rows int64 [G, N, P] as
+    for `score_pages`: -1 is never one. Of equal ones the first.
+    """
+    worst = cosines[rows.clamp(min=0), layer].amin(-1).masked_fill_(rows < 0, float("inf"))
+    order = torch.sort(worst, dim=-1, stable=True).indices[..., :count]
+    return torch.zeros_like(rows, dtype=torch.bool).scatter_(-1, order, True) & (rows >= 0)
 
 
 def select_pages(scores: Tensor, last: Tensor, counts: Tensor, num_first: int) -> Tensor:

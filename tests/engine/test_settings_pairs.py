@@ -66,6 +66,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.sparse": SPARSE_READS,
     "retention.sparse_pages": (1, 4),
     "retention.sparse_share": (0.0, 0.5),
+    "retention.sparse_outliers": (0, 2),
     "retention.sparse_dense_layers": (0, 1),
 }
 NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path"}
@@ -98,7 +99,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 56
+NUM_ROWS = 54
 
 
 def accepts(row: Row) -> bool:

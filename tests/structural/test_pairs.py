@@ -31,6 +31,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.level": ("page", "token"),
     "retention.split": BUDGET_SPLITS,
     "retention.sparse": SPARSE_READS,
+    "retention.sparse_outliers": (0, 1),
     "tiers": tuple(TIERS),
     "scheduling.preemption": ("recompute", "swap"),
     "cache.block_size": (4, 8, 16),

@@ -23,11 +23,18 @@ class PageBounds:
     """Least and largest number of every key channel of full pages; its bytes are `num_bytes`.
 
     With `landmarks` the mean key instead. `tensor`: bf16 [rows, layers, KV heads of a group, 2 (or
-    1), D]; a page of any slab has a row.
+    1), D]; a page of any slab has a row. `cosines`, for landmarks with `outliers`: fp32 [rows,
+    layers, KV heads], the least cosine of a key to the mean.
     """
 
     def __init__(
-        self, pool: BlockPool, geometry: Geometry, store: PageStore, *, landmarks: bool = False
+        self,
+        pool: BlockPool,
+        geometry: Geometry,
+        store: PageStore,
+        *,
+        landmarks: bool = False,
+        outliers: bool = False,
     ) -> None:
         self.pool, self.landmarks = pool, landmarks
         self.kernels = torch_bounds if landmarks else _kernels(store.device)
@@ -42,19 +49,29 @@ class PageBounds:
         rows = pool.num_slabs * self._per_slab
         more = {"num_vectors": 1} if landmarks else {}
         self.tensor: Tensor = self.kernels.make_bounds(rows, spec, store.device, **more)
+        self.cosines: Tensor | None = None
+        if landmarks and outliers:
+            self.cosines = torch.empty(self.tensor.shape[:3], device=store.device)
         self._made = np.full(len(pool.generation), -1, np.int64)  # generation they are of
         self._first_layer = 0
 
     @property
+    def kind(self) -> tuple[bool, bool]:
+        """Whether landmarks are held instead of bounds, and whether what outliers are found by."""
+        return self.landmarks, self.cosines is not None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
-        return self.tensor.untyped_storage().nbytes()
+        parts = (self.tensor, self.cosines)
+        return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
 
     def page_bytes(self, group: int) -> int:
         """Bytes that a query reads of one page's bounds in one layer."""
         num_vectors = 1 if self.landmarks else 2
         heads = len(self._geometry.groups[group].kv_heads)
-        return heads * num_vectors * 2 * self._geometry.head_dim
+        cosine = 0 if self.cosines is None else self.cosines.itemsize
+        return heads * (num_vectors * 2 * self._geometry.head_dim + cosine)
 
     def rows(self, blocks: np.ndarray) -> np.ndarray:
         """Where the bounds of blocks lie, int64 alike."""
@@ -98,6 +115,7 @@ class PageBounds:
         that are needed are among them, so they are valid from now on.
         """
         classes = self.pool.page_classes(blocks)
+        more = {} if self.cosines is None else {"cosines": self.cosines}
         for cls in np.unique(classes).tolist():
             mine = classes == cls
             chosen, spec = blocks[mine], self.pool.classes[cls]
@@ -111,6 +129,7 @@ class PageBounds:
                 layers=layers,
                 pos=None if pos is None else self._on_device(pos[mine]),
                 rope_table=rope_table,
+                **more,
             )
         if keep:
             self._made[blocks] = self.pool.generation[blocks]
@@ -126,17 +145,24 @@ class PageBounds:
     ) -> np.ndarray:
         """Which of some full pages have bounds that are not those of their keys, int block ids.
 
-        A product of another shape may round a decoded key otherwise: one step of bf16 is let pass.
+        A product of another shape may round a decoded key otherwise: one step of bf16 is let pass,
+        and what that is to the cosine with a short mean.
         """
         part = slice(layers.start, layers.stop)
         rows = self._on_device(self.rows(blocks))
-        held = self.tensor[rows].clone()
+        parts = [(self.tensor, 2**-6, 1e-3)]
+        if self.cosines is not None:
+            parts.append((self.cosines, 0.0, 2**-4))
+        held = [each[rows].clone() for each, _, _ in parts]
         self.make(group, blocks, layers, pos=pos, rope_table=rope_table, keep=False)
-        right = self.tensor[rows, part].float()
-        self.tensor[rows] = held
-        near = torch.isclose(held[:, part].float(), right, rtol=2**-6, atol=1e-3)
-        wrong: np.ndarray = blocks[(~near).flatten(1).any(1).cpu().numpy()]
-        return wrong
+        wrong = np.zeros(len(blocks), bool)
+        for (each, rtol, atol), before in zip(parts, held, strict=True):
+            right = each[rows, part].float()
+            each[rows] = before
+            near = torch.isclose(before[:, part].float(), right, rtol=rtol, atol=atol)
+            wrong |= (~near).flatten(1).any(1).cpu().numpy()
+        found: np.ndarray = blocks[wrong]
+        return found
 
     def _on_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._store.device)

@@ -171,10 +171,12 @@ class ModelRunner:
         if settings is None or settings.sparse == "off":
             self.bounds = None
             return None
-        landmarks, known = settings.sparse == "landmarks", self.bounds
-        if known is None or known.pool is not self.manager.pool or known.landmarks != landmarks:
-            pool = self.manager.pool
-            self.bounds = known = PageBounds(pool, self.geometry, self.store, landmarks=landmarks)
+        landmarks, known, pool = settings.sparse == "landmarks", self.bounds, self.manager.pool
+        outliers = landmarks and settings.sparse_outliers > 0
+        if known is None or known.pool is not pool or known.kind != (landmarks, outliers):
+            self.bounds = known = PageBounds(
+                pool, self.geometry, self.store, landmarks=landmarks, outliers=outliers
+            )
         return SparseReads(
             self.geometry,
             self.manager,

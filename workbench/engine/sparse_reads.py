@@ -3,7 +3,8 @@
 Nothing is evicted: it saves bytes read, not bytes stored. A *row* is one query token of a request
 that reads sparsely; its newest page and the sinks' are always read, the first layers are read
 whole, and so is every token of the prompt. Sources: Quest (arXiv 2406.10774); landmarks, with which
-all pages are read that wait in full precision, ShadowKV (arXiv 2410.21465).
+all pages are read that wait in full precision, and those besides for which their landmark stands
+worst, ShadowKV (arXiv 2410.21465).
 """
 
 from collections.abc import Callable
@@ -53,6 +54,7 @@ class SparseReads:
         self._num_local = manager.roles.residual_pages if bounds.landmarks else 0
         self._least = max(settings.sparse_pages, self._num_first + 1 + self._num_local)
         self._share = settings.sparse_share
+        self._num_outliers = settings.sparse_outliers if bounds.landmarks else 0
         chosen = [
             at for at, request in enumerate(requests) if self._skips(request, int(q_lens[at]), sets)
         ]
@@ -90,7 +92,8 @@ class SparseReads:
     def _wanted(self, pages: np.ndarray) -> np.ndarray:
         """Pages that rows read of the `pages` they see, int alike; the newest is one of them."""
         share = np.ceil(self._share * pages).astype(np.int64)
-        wanted: np.ndarray = np.minimum(pages, np.maximum(share, self._least))
+        wanted: np.ndarray = np.maximum(share, self._least) + self._num_outliers
+        wanted = np.minimum(pages, wanted)
         return wanted
 
     def attend(
@@ -125,14 +128,18 @@ class SparseReads:
 
     def _choose(self, rows: SetRows, local: int, q: Tensor, positions: np.ndarray) -> np.ndarray:
         """Pages that each row reads, int64 [G, N, K] ascending, -1 behind them."""
-        bounds, kernels = self._bounds.tensor, self._bounds.kernels
+        bounds, kernels, at_rows = self._bounds.tensor, self._bounds.kernels, rows.bound_rows
         if self._rope_table is not None:
             at = torch.from_numpy(positions[self.rows]).to(q.device)
             q = rotate(q.to(torch.float32), *(part[at][:, None] for part in self._rope_table))
-        scores = kernels.score_pages(q, bounds, local, rows.bound_rows)
         last = torch.from_numpy(rows.pages - 1).to(q.device)
-        pages = torch.arange(scores.shape[-1], device=q.device)
-        scores.masked_fill_(pages >= last[..., None] - self._num_local, float("inf"))
+        pages = torch.arange(at_rows.shape[-1], device=q.device)
+        always = pages >= last[..., None] - self._num_local
+        if self._num_outliers and (cosines := self._bounds.cosines) is not None:
+            others = at_rows.masked_fill(always | (pages < self._num_first), -1)
+            outliers = kernels.outlier_pages(cosines, local, others, self._num_outliers)
+            at_rows, always = at_rows.masked_fill(outliers, -1), always | outliers
+        scores = kernels.score_pages(q, bounds, local, at_rows).masked_fill_(always, float("inf"))
         counts = torch.from_numpy(rows.counts).to(q.device)
         picked = kernels.select_pages(scores, last, counts, self._num_first)
         chosen: np.ndarray = picked.cpu().numpy()

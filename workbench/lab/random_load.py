@@ -68,6 +68,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "retention.sparse": SPARSE_READS,
             "retention.sparse_pages": (1, 4),
             "retention.sparse_share": (0.0, 0.3),
+            "retention.sparse_outliers": (0, 2),
             "retention.sparse_dense_layers": (0, 1),
             "retention.budget_tokens": (16, 24, 40),
         }.items()

@@ -39,4 +39,7 @@ class RetentionSettings(Section, section="retention"):
     sparse_share: float = setting(
         0.125, change="hot", dim="X", low=0.0, high=1.0, unit="share of the pages"
     )
+    sparse_outliers: int = setting(  # beside 4 pages as ShadowKV's 48 beside 256
+        1, change="hot", dim="X", low=0, high=65536, unit="pages per token and layer"
+    )
     sparse_dense_layers: int = setting(2, change="hot", dim="X", low=0, high=1024, unit="layers")
