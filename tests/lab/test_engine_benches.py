@@ -61,6 +61,7 @@ def test_prefix_figures() -> None:
         value = figures[name].value
         assert value is not None and value > 0
     assert figures["prefix_hit_ttft_steps"].note.startswith("48 of 64 tokens hit")
+    assert figures["prefix_hit_ttft_steps_partial"].note.startswith("63 of 64 tokens hit")
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,10 @@ class Served:
 def measure(
     progress: Progress, *, quick: bool = False, plan: PrefixPlan | None = None
 ) -> list[Figure]:
-    """A new prompt (a miss), then the same again (a hit up to its last block), and so on."""
+    """A new prompt (a miss), the same again (a hit up to its last block), and with partial hits.
+
+    The last hits all but one token: a copy of the last block's beginning is its own.
+    """
     plan = plan or (PrefixPlan(prompt_tokens=128, num_new=4, repeats=1) if quick else PrefixPlan())
     model = bench_model("bf16", plan.random_layers)
     size = plan.prompt_tokens + plan.num_new
@@ -46,19 +49,23 @@ def measure(
         scheduling__token_budget=default.token_budget,
         scheduling__chunk_tokens=default.chunk_tokens,
     )
-    misses, hits, in_chunks = [], [], []
+    misses, hits, whole, in_chunks = [], [], [], []
     for repeat in range(plan.repeats + 1):  # the first round warms up and is not counted
         (prompt,) = random_prompts(model.arch.vocab_size, 1, plan.prompt_tokens, repeat)
         miss, hit = serve(engine, prompt, plan.num_new), serve(engine, prompt, plan.num_new)
+        engine.apply({"cache.partial_hits": True})
+        all_but_one = serve(engine, prompt, plan.num_new)
+        engine.apply({"cache.partial_hits": False})
         other = serve(chunked, prompt, 2)
         if repeat:
+            whole.append(all_but_one)
             misses.append(miss)
             hits.append(hit)
             in_chunks.append(other)
             progress(f"miss {miss.ttft_s * 1e3:.0f} ms, hit {hit.ttft_s * 1e3:.0f} ms")
     engine.close()
     chunked.close()
-    return _figures(plan, misses, hits, in_chunks)
+    return _figures(plan, misses, hits, whole, in_chunks)
 
 
 def serve(engine: Engine, prompt: list[int], num_new: int) -> Served:
@@ -78,13 +85,18 @@ def serve(engine: Engine, prompt: list[int], num_new: int) -> Served:
 
 
 def _figures(
-    plan: PrefixPlan, misses: list[Served], hits: list[Served], in_chunks: list[Served]
+    plan: PrefixPlan,
+    misses: list[Served],
+    hits: list[Served],
+    whole: list[Served],
+    in_chunks: list[Served],
 ) -> list[Figure]:
     miss_s = median(served.ttft_s for served in misses)
     hit_s = median(served.ttft_s for served in hits)
     chunks_s = median(served.ttft_s for served in in_chunks)
-    step_ms = median(ms for served in misses + hits for ms in served.step_ms)
-    cached = min(served.num_cached_tokens for served in hits)
+    whole_s = median(served.ttft_s for served in whole)
+    step_ms = median(ms for served in misses + hits + whole for ms in served.step_ms)
+    cached, most = (min(served.num_cached_tokens for served in runs) for runs in (hits, whole))
     count, default = plan.prompt_tokens, EngineConfig().scheduling
     runs = f"median of {len(hits)}, bf16, one request at a time"
     return [
@@ -92,6 +104,11 @@ def _figures(
             name="prefix_hit_ttft_steps", value=hit_s * 1e3 / step_ms, unit="steps",
             note=f"{cached} of {count} tokens hit: {hit_s * 1e3:.1f} ms, over a decode step of "
             f"{step_ms:.1f} ms at that length; {runs}",
+        ),
+        Figure(
+            name="prefix_hit_ttft_steps_partial", value=whole_s * 1e3 / step_ms, unit="steps",
+            note=f"{most} of {count} tokens hit, the last block by copy (cache.partial_hits): "
+            f"{whole_s * 1e3:.1f} ms; {runs}",
         ),
         Figure(
             name="prefix_ttft_ratio", value=miss_s / hit_s,
