@@ -116,6 +116,8 @@ def rotated_scores(
 ):
     """q . k for keys that are rotated to their positions as they are read."""
     pos, cos, sin = rope
+    if P.shared == 2:  # the queries carry the scale of their head
+        shared = 1.0
     k0, k1 = decode_tile(key, base, head, inner, live, shared, P, PAGE)
     if P.rotated:  # positions turn keys in their own basis
         k0, k1 = rotate_pair(k0, k1, PAGE)

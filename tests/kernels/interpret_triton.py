@@ -39,6 +39,7 @@ def short_cases() -> Iterator[Case]:
     yield Case("fp8_e4m3_head", "turbo4", ((33,), (20,)), (3,), heads=1, share=2, options=TWO)
     yield Case("fp8_e4m3", "bf16", ((20, 1), (15, 32)), (2, 1), heads=1, share=1, options=TWO)
     yield Case("int4", "fp32", ((40,),), (25,), heads=1, share=3, rope=True)
+    yield Case("fp8_e4m3_head", "bf16", ((19,),), (3,), heads=2, share=1, rope=True)
     yield Case("kvquant3", "lowrank_int4", ((20, 1), (15, 32)), (2, 1), heads=2, share=1, rope=True)
     yield Case("bf16", "int8", ((19, 0, 9),), (3, 1, 2), heads=1, bf16=True, new_lens=(2, 0, 0),
                new_starts=(1, 0, 0))  # fmt: skip
