@@ -112,8 +112,12 @@ def test_add_at_a_tier_that_is_off_adds_it(tab: Tab, tier: str, path: str, mib: 
     )
     add.wait_for(state="hidden")
     tab.wait_answer(f"Watch {tier}")
-    spark = tab.page.locator("[data-number=tokens_per_s] .spark")
-    wait_for(lambda: spark.evaluate(COLOUR, WARN)["columns"] > 0, 20, lambda: "no mark")
+    sparks = tab.page.locator("[data-number] .spark")  # a number without samples draws nothing
+    wait_for(
+        lambda: any(each.evaluate(COLOUR, WARN)["columns"] > 0 for each in sparks.all()),
+        20,
+        lambda: "no mark",
+    )
     tab.settled()
     tab.page.get_by_label("Undo").click()
     tab.wait_setting(path, "0")

@@ -76,6 +76,7 @@ def test_a_file_is_swept_a_point_clicked_and_applied(tab: Tab) -> None:
     tab.page.get_by_text("Measured 2 of 2 settings").wait_for()
     wait_for(lambda: set(points(tab)) == {"eight", "two"}, 20, lambda: str(points(tab)))
     tab.settled()
+    tab.page.locator(".st-key-quality_plot_side .js-plotly-plot").scroll_into_view_if_needed()
     tab.page.mouse.click(*points(tab)["eight"])
     tab.page.get_by_text("Would change: K format int8, V format int8").wait_for()
     tab.press("quality_apply")
