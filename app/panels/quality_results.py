@@ -159,7 +159,7 @@ def show_table(page: Page) -> None:
     words = st.column_config
     config: dict[str, Any] = {
         "name": words.TextColumn(texts("quality.column.name"), pinned=True, width=132),
-        "family": words.TextColumn(texts("quality.column.family")),
+        "family": words.TextColumn(texts("quality.column.family"), width=96),
     }
     for key, (shape, _) in COLUMNS.items():
         config[key] = words.NumberColumn(
