@@ -4,6 +4,7 @@ A request holds no HBM blocks while its pages are on the way: loads end in host 
 are taken only when it is admitted (vLLM #45388: parked loads must not hold what the head needs).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ class Fetcher:
     gate: bool = True
     enabled: bool = False
     num_slices: int = 1
-    on_load: Callable[[Request, dict[str, int], float], None] = lambda request, tiers, seconds: None
+    on_load: Callable[[Request, dict[TierKey, str], float], None] = lambda request, tiers, s: None
     counters: FetchCounters = field(default_factory=FetchCounters)
     _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
@@ -123,7 +124,7 @@ class Fetcher:
     def _take(self, pending: PendingLoad, result: LoadResult) -> None:
         request = pending.request
         pages: dict[TierKey, np.ndarray] = {}
-        tiers: dict[str, int] = {}
+        tiers: dict[TierKey, str] = {}
         whole = self.swaps.record(request) is not None
         for key, page, tier in zip(result.keys, result.pages, result.tiers, strict=True):
             if page is None:
@@ -131,11 +132,13 @@ class Fetcher:
                 if whole:
                     self.swaps.forget(request)
                 break  # a run ends at its first missing page
-            pages[key] = page
-            tiers[tier] = tiers.get(tier, 0) + 1
+            pages[key], tiers[key] = page, tier
         self.counters.num_loaded_pages += len(pages)
         self.counters.last_load_s = result.seconds
-        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, tiers)
+        block_tokens = self.manager.block_size
+        each_s = self.recompute_s(block_tokens) or 0.0
+        self.counters.gained(Counter(tiers.values()), block_tokens, result.seconds, each_s)
+        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages)
         self.on_load(request, tiers, result.seconds)
 
     def consider(self, request: Request, hit: PrefixHit, *, prefixes: bool = True) -> Fetch:

@@ -1,6 +1,6 @@
 """What admission knows of pages on their way up: the decision, the job, its end, the totals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -24,7 +24,6 @@ class Loaded:
     job_id: int
     first: int
     pages: dict[TierKey, np.ndarray]
-    tiers: dict[str, int]  # tier -> pages
 
 
 @dataclass
@@ -35,6 +34,16 @@ class PendingLoad:
     first: int
     request: Request
     deadline_s: float
+
+
+@dataclass
+class TierGain:
+    """What the fetches from one tier brought: tokens, the seconds they took from start to arrival,
+    and what computing those tokens again was predicted to take."""
+
+    num_tokens: int = 0
+    fetch_s: float = 0.0
+    recompute_s: float = 0.0
 
 
 @dataclass
@@ -49,3 +58,15 @@ class FetchCounters:
     num_swapped_pages: int = 0
     last_load_s: float = 0.0
     last_recompute_s: float = 0.0
+    gains: dict[str, TierGain] = field(default_factory=dict)  # by tier
+
+    def gained(
+        self, tiers: dict[str, int], block_tokens: int, fetch_s: float, each_s: float
+    ) -> None:
+        """Count a finished fetch: pages by tier, its seconds, and a page's to compute again."""
+        pages = sum(tiers.values())
+        for tier, count in tiers.items():
+            gain = self.gains.setdefault(tier, TierGain())
+            gain.num_tokens += count * block_tokens
+            gain.fetch_s += fetch_s * count / pages
+            gain.recompute_s += each_s * count
