@@ -17,8 +17,9 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
 
-    `fetch_s`: what its fetches took, from their start until they were at hand, and `recompute_s`:
-    what computing those tokens again was predicted to take at that moment.
+    `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
+    fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
+    computing those again was predicted to take.
     """
 
     name: str
@@ -51,7 +52,7 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     """All tiers below HBM, and what a fetch is weighed against.
 
     `recompute_s_per_token` is 0 before a prompt was computed. `block_bytes`: of one block in every
-    layer. `copy_bytes_per_s`: from host memory into pages.
+    layer. `copy_bytes_per_s`: from host memory into pages. `damages`: kinds for `inject_fault`.
     """
 
     tiers: list[TierReport]
@@ -63,6 +64,7 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_gated: int
     num_late: int
     num_failed_pages: int
+    damages: list[str]
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

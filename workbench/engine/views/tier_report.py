@@ -30,6 +30,7 @@ def tiers_report(engine: "Engine") -> TiersReport:
         num_gated=counters.num_gated,
         num_late=counters.num_late_loads,
         num_failed_pages=counters.num_failed_pages,
+        damages=list(FAULTS),
     )
 
 
@@ -88,7 +89,7 @@ def damage(engine: "Engine", kind: str) -> str:
     """
     if kind not in FAULTS:
         raise SettingError(f"unknown fault {kind!r}: choose one of {', '.join(FAULTS)}")
-    done = inject(engine.hierarchy, kind, np.random.default_rng(engine.num_steps))
+    done = inject(engine.hierarchy, kind, np.random.default_rng())
     if done is None:
         return ""
     return kind if done.key is None else key_text(done.key)

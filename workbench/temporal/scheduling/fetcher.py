@@ -135,10 +135,9 @@ class Fetcher:
             pages[key], tiers[key] = page, tier
         self.counters.num_loaded_pages += len(pages)
         self.counters.last_load_s = result.seconds
-        block_tokens = self.manager.block_size
-        each_s = self.recompute_s(block_tokens) or 0.0
-        self.counters.gained(Counter(tiers.values()), block_tokens, result.seconds, each_s)
-        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages)
+        self.counters.fetched(Counter(tiers.values()), result.seconds)
+        by_page = {id(page): tiers[key] for key, page in pages.items()}
+        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, by_page)
         self.on_load(request, tiers, result.seconds)
 
     def consider(self, request: Request, hit: PrefixHit, *, prefixes: bool = True) -> Fetch:
@@ -266,6 +265,9 @@ class Fetcher:
             ids = blocks.row_at(first + at)
             self.manager.pool.moved_step[[i for i in ids if i >= 0]] = self.manager.pool.step
             self.store.write_row(self.manager.parts(ids), page)
+        tiers, block_tokens = self._loaded[request.request_id].tiers, self.manager.block_size
+        each_s = self.recompute_s(block_tokens) or 0.0
+        self.counters.used(Counter(tiers[id(page)] for page in pages), block_tokens, each_s)
 
     # ---- the way out
 

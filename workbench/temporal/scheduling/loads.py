@@ -24,6 +24,7 @@ class Loaded:
     job_id: int
     first: int
     pages: dict[TierKey, np.ndarray]
+    tiers: dict[int, str]  # by the identity of a page's array
 
 
 @dataclass
@@ -38,11 +39,14 @@ class PendingLoad:
 
 @dataclass
 class TierGain:
-    """What the fetches from one tier brought: tokens, the seconds they took from start to arrival,
-    and what computing those tokens again was predicted to take."""
+    """What the fetches from one tier took, and what they were good for.
 
-    num_tokens: int = 0
+    `fetch_s`: from their start to their arrival. `num_tokens` went into a request's blocks, the
+    others in vain; `recompute_s`: what computing those again was predicted to take.
+    """
+
     fetch_s: float = 0.0
+    num_tokens: int = 0
     recompute_s: float = 0.0
 
 
@@ -60,13 +64,15 @@ class FetchCounters:
     last_recompute_s: float = 0.0
     gains: dict[str, TierGain] = field(default_factory=dict)  # by tier
 
-    def gained(
-        self, tiers: dict[str, int], block_tokens: int, fetch_s: float, each_s: float
-    ) -> None:
-        """Count a finished fetch: pages by tier, its seconds, and a page's to compute again."""
-        pages = sum(tiers.values())
+    def fetched(self, tiers: dict[str, int], seconds: float) -> None:
+        """Count the time of a finished fetch, shared among its pages, given by tier."""
+        for tier, count in tiers.items():
+            gain = self.gains.setdefault(tier, TierGain())
+            gain.fetch_s += seconds * count / sum(tiers.values())
+
+    def used(self, tiers: dict[str, int], block_tokens: int, each_s: float) -> None:
+        """Count fetched pages that a request took, by tier; `each_s`: to compute one again."""
         for tier, count in tiers.items():
             gain = self.gains.setdefault(tier, TierGain())
             gain.num_tokens += count * block_tokens
-            gain.fetch_s += fetch_s * count / pages
             gain.recompute_s += each_s * count
