@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
     "cache.sink_tokens": (0, 10),
+    "cache.outlier_pages": (0, 2),
     "cache.partial_hits": (False, True),
     "cache.index": PREFIX_INDEXES,
     "cache.prompt_caching": PROMPT_CACHING,
@@ -87,6 +88,10 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.sink_tokens", "cache.allocation"): 1,
     ("cache.sink_tokens", "retention.level"): 1,
     ("cache.sink_tokens", "retention.merge"): 2,
+    ("cache.outlier_pages", "cache.mode"): 1,
+    ("cache.outlier_pages", "cache.allocation"): 1,
+    ("cache.outlier_pages", "retention.level"): 1,
+    ("cache.outlier_pages", "retention.merge"): 2,
     ("cache.values", "cache.mode"): 1,
     ("cache.values", "cache.allocation"): 1,
     ("cache.values", "tiers.dram_mib"): 1,
@@ -99,7 +104,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 54
+NUM_ROWS = 57
 
 
 def accepts(row: Row) -> bool:

@@ -123,7 +123,7 @@ def format_label(config: EngineConfig, calibration: Calibrated | None = None) ->
 
 
 def _options(config: EngineConfig) -> str:
-    """What else shaped the bytes: KIVI's group, and how long tokens are read unencoded."""
+    """What else shaped the bytes: KIVI's group, a rank, and which tokens are read unencoded."""
     cache = config.cache
     group = cache.kivi_group if config.cache.used_formats & set(GROUPED_FORMATS) else 0
     residual = cache.residual_tokens
@@ -131,7 +131,10 @@ def _options(config: EngineConfig) -> str:
     if config.cache.used_formats & set(LOW_RANK_FORMATS):
         plan = write_ranks(parse_ranks(cache.rank_plan))
         rank = (str(cache.rank) if cache.rank else "") + (f"[{plan}]" if plan else "")
-    chosen = (("g", group), ("k", rank), ("r", residual), ("s", sink_pages(config)))
+    chosen = (
+        ("g", group), ("k", rank), ("r", residual), ("o", cache.outlier_pages),
+        ("s", sink_pages(config)),
+    )  # fmt: skip
     return "".join(f"/{name}{value}" for name, value in chosen if value)
 
 

@@ -82,7 +82,12 @@ class GroupSpecs:
 def max_open_pages(config: EngineConfig) -> int:
     """Pages that one request fills at the same time: those of a chunk, and a started one."""
     chunk = min(config.scheduling.chunk_tokens, config.scheduling.token_budget)
-    return -(-chunk // config.cache.block_size) + 1 + residual_pages(config)
+    return (
+        -(-chunk // config.cache.block_size)
+        + 1
+        + residual_pages(config)
+        + config.cache.outlier_pages
+    )
 
 
 def residual_pages(config: EngineConfig) -> int:
@@ -125,7 +130,8 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
                 raise SettingError(f"{told}: {error}") from None
             raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
         full.append(spec)
-        waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
+        waits = spec.k.grouped or spec.v.grouped
+        waits = waits or cache.residual_tokens > 0 or cache.outlier_pages > 0
         exact.append(group.page_spec(dim, cache.block_size, plain, plain))
         if cache.values == "dram":
             full[-1] = spec.part("k")

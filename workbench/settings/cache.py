@@ -35,6 +35,9 @@ class CacheSettings(Section, section="cache"):
     sink_tokens: int = setting(
         -1, change="recode", dim="X", low=-1, high=1024, unit="tokens (-1 = 5 with KVQuant)"
     )
+    outlier_pages: int = setting(
+        0, change="recode", dim="X", low=0, high=4096, unit="pages per request"
+    )
     values: str = setting("hbm", change="rebuild", dim="S", choices=VALUE_PLACES)
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))

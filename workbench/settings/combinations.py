@@ -93,9 +93,12 @@ def _check_values_below(
 
 
 def _check_page_options(cache: CacheSettings, retention: RetentionSettings) -> None:
-    """Raise SettingError where a residual, sinks or a KIVI group do not go with the pages."""
+    """Raise SettingError where a residual, outliers, sinks or a KIVI group do not fit the pages."""
     if cache.residual_tokens:
         told = f"cache.residual_tokens = {cache.residual_tokens} lets full pages wait as they are"
+        _check_whole_pages(cache, retention, told)
+    if cache.outlier_pages:
+        told = f"cache.outlier_pages = {cache.outlier_pages} lets full pages stay as they are"
         _check_whole_pages(cache, retention, told)
     if cache.num_sinks:
         told = f"cache.sink_tokens = {cache.sink_tokens} leaves the first pages as they are"
