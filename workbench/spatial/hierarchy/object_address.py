@@ -5,7 +5,6 @@ and endpoint of a bucket come from the environment alone (AWS_ACCESS_KEY_ID, AWS
 AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL).
 """
 
-import ipaddress
 import os
 import re
 import stat
@@ -18,6 +17,7 @@ import platformdirs
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, S3Store
 
+from workbench.spatial.hierarchy.addresses import has_userinfo, is_loopback
 from workbench.spatial.hierarchy.medium import MediumFault
 
 SUBFOLDER = "kv-workbench-objects"
@@ -51,7 +51,7 @@ def open_store(address: str, environment: Mapping[str, str] = os.environ) -> Ope
     """
     if not address:
         address = str(platformdirs.user_cache_path("kv-workbench"))
-    if "@" in address.split("://")[-1].split("/")[0]:
+    if has_userinfo(address):
         raise MediumFault(
             "address",
             "the address of object storage may not hold a user or password: "
@@ -65,16 +65,6 @@ def open_store(address: str, environment: Mapping[str, str] = os.environ) -> Ope
             "address", f"object storage at {address!r}: give /folder, file:///folder or s3://bucket"
         )
     return _open_folder(path)
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether a host's name means this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _open_folder(path: str) -> OpenedStore:
@@ -135,7 +125,7 @@ def _open_bucket(address: str, environment: Mapping[str, str]) -> OpenedStore:
 def _check_endpoint(endpoint: str) -> str:
     """Scheme, host and port of an endpoint; plain HTTP is for this machine alone."""
     parts = urlsplit(endpoint)
-    if "@" in parts.netloc:
+    if has_userinfo(endpoint):
         raise MediumFault(
             "address", "the endpoint in AWS_ENDPOINT_URL may not hold a user or password"
         )
