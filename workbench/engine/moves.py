@@ -20,7 +20,7 @@ class Moves:
         engine = self._engine
         to_tier = ""
         if engine.fetcher.demote(row):
-            to_tier = "G2" if engine.config.tiers.dram_mib > 0 else "G3"
+            to_tier = engine.hierarchy.first_tier
             engine.frames.tiers.notes.left_hbm(row)
         engine.metrics.evictions.add(1)
         engine.log.tell(
@@ -51,5 +51,5 @@ class Moves:
         elif kind == "store":
             log.tell(kind, tier=data["tier"], num_blocks=1, num_bytes=data["num_bytes"])
         elif kind == "evict":
-            to_tier = "G3" if data["demoted"] else ""
-            log.tell(kind, num_blocks=1, from_tier=data["tier"], to_tier=to_tier, for_request_id="")
+            tiers = {"from_tier": data["tier"], "to_tier": data["to_tier"]}
+            log.tell(kind, num_blocks=1, for_request_id="", **tiers)
