@@ -21,8 +21,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.grouping": GROUPINGS,
     "cache.k_format": ("bf16", "fp32", "fp8_e4m3", "int8", "lowrank"),
     "cache.v_format": ("bf16", "fp32", "fp8_e4m3", "int4", "kvquant3"),
-    "cache.rank": (0, 12),
-    "cache.rank_plan": ("", "0=4"),
+    "cache.rank": (0, 16),
+    "cache.rank_plan": ("", "0=8"),
+    "cache.rank_heads": (1, 2),
     "cache.calibration": ("needed", "all"),
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
@@ -76,6 +77,9 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.grouping", "retention.split"): 8,
     ("cache.grouping", "cache.layer_plan"): 2,
     ("cache.grouping", "cache.rank_plan"): 2,
+    ("cache.grouping", "cache.rank_heads"): 1,
+    ("cache.rank_heads", "retention.split"): 2,
+    ("cache.rank_heads", "retention.merge"): 2,
     ("cache.k_format", "tiers.disk_codec"): 3,
     ("cache.v_format", "tiers.disk_codec"): 3,
     ("cache.layer_plan", "tiers.disk_codec"): 1,
@@ -104,7 +108,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 57
+NUM_ROWS = 56
 
 
 def accepts(row: Row) -> bool:

@@ -46,6 +46,7 @@ class CacheSettings(Section, section="cache"):
     index: str = setting("hash", change="hot", dim="X", choices=PREFIX_INDEXES)
     rank: int = setting(0, change="recode", dim="X", low=0, high=1024, unit="numbers (0 = half)")
     rank_plan: str = setting("", change="recode", dim="X")
+    rank_heads: int = setting(1, change="recode", dim="X", low=1, high=64, unit="joined KV heads")
     calibration: str = setting("needed", change="rebuild", dim="X")
     prompt_caching: str = setting("automatic", change="hot", dim="X", choices=PROMPT_CACHING)
     min_cacheable_tokens: int = setting(

@@ -28,6 +28,11 @@ def check_combinations(
         _check_whole_pages(cache, retention, f"format {name} writes a page only when it is full")
     if parse_ranks(cache.rank_plan):
         _check_grouping(cache, ("layer", "head"), "cache.rank_plan gives layers ranks")
+    if cache.rank_heads > 1 and cache.grouping == "head":
+        raise SettingError(
+            f"cache.rank_heads = {cache.rank_heads} joins the KV heads of a block, but "
+            "cache.grouping = head gives each its own: choose layer, halves or model"
+        )
     _check_page_options(cache, retention)
     if cache.values == "dram":
         _check_values_below(cache, tiers, retention)
