@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from workbench.commands import bench, calibrate, check, model, quality, run, settings
+from workbench.commands import bench, calibrate, check, model, quality, run, settings, store
 from workbench.errors import WorkbenchError
 
 USER_ERROR = 2
@@ -22,6 +22,7 @@ def build_app() -> typer.Typer:
     app.add_typer(model.build_app(), name="model")
     app.add_typer(bench.build_app(), name="bench")
     app.add_typer(calibrate.build_app(), name="calibrate")
+    app.add_typer(store.build_app(), name="store")
     app.command("settings")(settings.list_settings)
     app.command("run")(run.run)
     app.command("check")(check.check)

@@ -47,7 +47,9 @@ class FormatState:
         def table(fmt: PageFormat) -> Tensor:
             if fmt.shared != "table":
                 return torch.empty(0, device=device)
-            return fmt.neutral_table(spec.head_dim).to(device).repeat(spec.num_layers, heads, 1)
+            neutral = fmt.neutral_table(spec.head_dim).to(device)
+            joined = len(neutral) if neutral.dim() > 1 else 1
+            return neutral.repeat(spec.num_layers, heads // joined, 1)
 
         layers = spec.num_layers
         return FormatState(

@@ -63,10 +63,7 @@ def update_bounds(
         count = offsets[here].numel()
         pages = torch.empty(count, spec.page_bytes, dtype=torch.uint8, device=arena.device)
         gather_pages(arena, spec, offsets[here], pages)
-        keys = decode_pages(pages, spec, "k", state)[:, part]  # [n, L, H, S, D]
-        if rope_table is not None and pos is not None:
-            cos, sin = (table[pos[here]][:, None, None] for table in rope_table)
-            keys = rotate(keys, cos, sin)
+        keys = _keys(pages, spec, state, None if pos is None else pos[here], rope_table)[:, part]
         if bounds.shape[3] == 1:
             mean = keys.mean(3, keepdim=True)
             bounds[rows[here], part] = mean.to(torch.bfloat16)
@@ -76,6 +73,38 @@ def update_bounds(
         low, high = keys.amin(3), keys.amax(3)
         bounds[rows[here], part, :, 0] = -round_up(-low)
         bounds[rows[here], part, :, 1] = round_up(high)
+
+
+def least_cosines(
+    pages: Tensor,
+    spec: PageSpec,
+    state: FormatState,
+    *,
+    pos: Tensor | None = None,
+    rope_table: RopeTable | None = None,
+) -> Tensor:
+    """Least cosine of a key of each full page to the mean of its layer and head, fp32 [n].
+
+    pages uint8 [n, page_bytes]; pos and rope_table as for `update_bounds`.
+    """
+    found = torch.empty(len(pages), device=pages.device)
+    for start in range(0, len(pages), PAGE_BATCH):
+        here = slice(start, start + PAGE_BATCH)
+        keys = _keys(pages[here], spec, state, None if pos is None else pos[here], rope_table)
+        mean = keys.mean(3, keepdim=True)
+        found[here] = torch.cosine_similarity(keys, mean, dim=-1).amin((1, 2, 3))
+    return found
+
+
+def _keys(
+    pages: Tensor, spec: PageSpec, state: FormatState, pos: Tensor | None, table: RopeTable | None
+) -> Tensor:
+    """Keys of pages as attention reads them, fp32 [n, L, H, S, D]."""
+    keys = decode_pages(pages, spec, "k", state)
+    if table is None or pos is None:
+        return keys
+    cos, sin = (part[pos][:, None, None] for part in table)
+    return rotate(keys, cos, sin)
 
 
 def round_up(x: Tensor) -> Tensor:
@@ -106,13 +135,19 @@ def score_pages(q: Tensor, bounds: Tensor, layer: int, rows: Tensor) -> Tensor:
     return upper.amax((2, 3)).masked_fill_(rows < 0, float("-inf"))
 
 
-def outlier_pages(cosines: Tensor, layer: int, rows: Tensor, count: int) -> Tensor:
+def outlier_pages(
+    cosines: Tensor, layer: int, rows: Tensor, count: int, first: Tensor | None = None
+) -> Tensor:
     """The `count` pages with the least cosine of a key to the page's mean, bool [G, N, P].
 
     cosines as `update_bounds` makes them, of which the worst head counts; rows int64 [G, N, P] as
-    for `score_pages`: -1 is never one. Of equal ones the first.
+    for `score_pages`: -1 is never one. Of equal ones the first. `first` bool alike: pages that come
+    before all others.
     """
-    worst = cosines[rows.clamp(min=0), layer].amin(-1).masked_fill_(rows < 0, float("inf"))
+    worst = cosines[rows.clamp(min=0), layer].amin(-1)
+    if first is not None:
+        worst = worst - 4.0 * first  # cosines lie within 2 of one another
+    worst = worst.masked_fill_(rows < 0, float("inf"))
     order = torch.sort(worst, dim=-1, stable=True).indices[..., :count]
     return torch.zeros_like(rows, dtype=torch.bool).scatter_(-1, order, True) & (rows >= 0)
 

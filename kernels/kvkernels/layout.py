@@ -30,8 +30,8 @@ class PageSpec:
     `num_layers` and `num_kv_heads` are those of the group, not of the model. `share`: numbers that
     share a scale in formats that leave this open (KIVI: tokens of K, channels of V); 0: the
     format's own choice, and so in all other formats, whatever is given.
-    `rank`: coordinates a vector of low-rank formats, alike; 0: half the head's width. `planes`:
-    "kv", or the one that the page holds; the other then lies elsewhere.
+    `rank`: coordinates of low-rank formats, alike, of the vectors of `rank_heads` joined KV heads;
+    0: half their width. `planes`: "kv", or the one that the page holds; the other lies elsewhere.
     """
 
     num_layers: int
@@ -43,6 +43,7 @@ class PageSpec:
     share: int = 0
     rank: int = 0
     planes: str = "kv"
+    rank_heads: int = 1
 
     def __post_init__(self) -> None:
         if self.planes not in ("kv", "k", "v"):
@@ -56,8 +57,15 @@ class PageSpec:
         methods = FORMATS[self.k_format], FORMATS[self.v_format]
         if all(method.regrouped(self.share) == method for method in methods):
             object.__setattr__(self, "share", 0)
-        if all(method.ranked(self.rank) == method for method in methods):
+        ranked = [method.ranked(self.rank, self.rank_heads) for method in methods]
+        if all(one == method for one, method in zip(ranked, methods, strict=True)):
             object.__setattr__(self, "rank", 0)
+            object.__setattr__(self, "rank_heads", 1)
+        if self.rank_heads < 1 or self.num_kv_heads % self.rank_heads:
+            raise ValueError(
+                f"{self.rank_heads} joined heads do not divide the {self.num_kv_heads} KV heads of "
+                "a page"
+            )
         for plane, name, fmt in (
             ("k_format", self.k_format, self.k),
             ("v_format", self.v_format, self.v),
@@ -70,12 +78,14 @@ class PageSpec:
     @cached_property
     def k(self) -> PageFormat:
         """The format of the K plane."""
-        return FORMATS[self.k_format].regrouped(self.share).ranked(self.rank).key
+        method = FORMATS[self.k_format].regrouped(self.share)
+        return method.ranked(self.rank, self.rank_heads).key
 
     @cached_property
     def v(self) -> PageFormat:
         """The format of the V plane."""
-        return FORMATS[self.v_format].regrouped(self.share).ranked(self.rank).value
+        method = FORMATS[self.v_format].regrouped(self.share)
+        return method.ranked(self.rank, self.rank_heads).value
 
     @cached_property
     def k_row_bytes(self) -> int:
@@ -148,6 +158,7 @@ class PageSpec:
             both = self.k_format if self.planes == "k" else self.v_format
         both += f"/g{self.share}" if self.share else ""
         both += f"/r{self.rank}" if self.rank else ""
+        both += f"/h{self.rank_heads}" if self.rank_heads > 1 else ""
         return both if self.planes == "kv" else f"{both} {self.planes.upper()} alone"
 
     def part(self, planes: str) -> "PageSpec":

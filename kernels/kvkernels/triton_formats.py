@@ -150,6 +150,8 @@ def check_twins(spec: PageSpec, rope: Rope = "stored") -> None:
     ):
         where = f"{plane} = {name} has no Triton kernel"
         least = 64 if fmt.bits < 8 else 32
+        if isinstance(fmt, LowRank) and fmt.heads > 1:
+            raise ValueError(f"{where} for {fmt.heads} joined heads: choose rank_heads = 1")
         if spec.head_dim & (spec.head_dim - 1) or spec.head_dim < least:
             raise ValueError(
                 f"{where} for head_dim {spec.head_dim}: it must be a power of two from {least} on"

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from workbench.cache.keys import PrivateKey
+from workbench.clock import ManualClock
 from workbench.snapshot import Snapshot, decode_frame
+from workbench.spatial.hierarchy.patience import RETRY_S
 from workbench.views import BlockView
 
 from .harness import Runner, build, pages, tokens
@@ -141,8 +143,9 @@ def test_a_swapped_page_names_its_request() -> None:
 
 
 def test_a_tier_that_always_fails_says_so_and_recovers(tmp_path: Path) -> None:
+    clock = ManualClock()
     runner = Runner(build({"cache.hbm_budget_mib": pages(32), "tiers.disk_mib": 1.0,
-                           "tiers.disk_path": str(tmp_path)}))  # fmt: skip
+                           "tiers.disk_path": str(tmp_path)}, clock=clock))  # fmt: skip
     place = Path(runner.engine.hierarchy.stats().tiers[1].place)
     assert look(runner)[0].tiers[2].failed == ""
     shutil.rmtree(place)
@@ -152,6 +155,7 @@ def test_a_tier_that_always_fails_says_so_and_recovers(tmp_path: Path) -> None:
     tier = look(runner)[0].tiers[2]
     assert tier.enabled and tier.failed == "deleted" and tier.num_failed >= 8
     place.mkdir()
+    clock.advance(RETRY_S)  # until then it is left alone
     for seed in range(6, 9):
         runner.one(tokens(80, seed), 4)
         runner.engine.hierarchy.wait_io()

@@ -21,13 +21,15 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.grouping": GROUPINGS,
     "cache.k_format": ("bf16", "fp32", "fp8_e4m3", "int8", "lowrank"),
     "cache.v_format": ("bf16", "fp32", "fp8_e4m3", "int4", "kvquant3"),
-    "cache.rank": (0, 12),
-    "cache.rank_plan": ("", "0=4"),
+    "cache.rank": (0, 16),
+    "cache.rank_plan": ("", "0=8"),
+    "cache.rank_heads": (1, 2),
     "cache.calibration": ("needed", "all"),
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
     "cache.sink_tokens": (0, 10),
+    "cache.outlier_pages": (0, 2),
     "cache.partial_hits": (False, True),
     "cache.index": PREFIX_INDEXES,
     "cache.prompt_caching": PROMPT_CACHING,
@@ -75,6 +77,9 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.grouping", "retention.split"): 8,
     ("cache.grouping", "cache.layer_plan"): 2,
     ("cache.grouping", "cache.rank_plan"): 2,
+    ("cache.grouping", "cache.rank_heads"): 1,
+    ("cache.rank_heads", "retention.split"): 2,
+    ("cache.rank_heads", "retention.merge"): 2,
     ("cache.k_format", "tiers.disk_codec"): 3,
     ("cache.v_format", "tiers.disk_codec"): 3,
     ("cache.layer_plan", "tiers.disk_codec"): 1,
@@ -87,6 +92,10 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.sink_tokens", "cache.allocation"): 1,
     ("cache.sink_tokens", "retention.level"): 1,
     ("cache.sink_tokens", "retention.merge"): 2,
+    ("cache.outlier_pages", "cache.mode"): 1,
+    ("cache.outlier_pages", "cache.allocation"): 1,
+    ("cache.outlier_pages", "retention.level"): 1,
+    ("cache.outlier_pages", "retention.merge"): 2,
     ("cache.values", "cache.mode"): 1,
     ("cache.values", "cache.allocation"): 1,
     ("cache.values", "tiers.dram_mib"): 1,
@@ -99,7 +108,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 54
+NUM_ROWS = 56
 
 
 def accepts(row: Row) -> bool:

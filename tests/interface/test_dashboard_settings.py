@@ -38,6 +38,7 @@ VALUES: dict[str, Any] = {
     "model.num_threads": 1,
     "cache.layer_plan": "0=int8",
     "cache.rank_plan": "0=8",
+    "cache.rank_heads": 3,
     "cache.calibration": "all",
     "tiers.disk_path": FOLDER,
 }

@@ -10,11 +10,10 @@ from tests.engine.harness import Runner, assert_idle, assert_naive, build, model
 from workbench.cache.keys import CacheIdentity, TierKey, next_key, tagged_key
 from workbench.cache.kv_cache_manager import PrefixHit
 from workbench.cache.tier import Lookup
-from workbench.clock import Clock, ManualClock
+from workbench.clock import ManualClock
 from workbench.request import Request, RequestSpec, RequestStatus
-from workbench.spatial.hierarchy.disk_tier import DiskTier
-from workbench.spatial.hierarchy.entries import Entry
 from workbench.spatial.hierarchy.io_thread import Outcome
+from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
 from workbench.spatial.hierarchy.mover import key_text
 from workbench.temporal.scheduling import order
 from workbench.temporal.scheduling.fetcher import MIN_DEADLINE_S
@@ -293,16 +292,16 @@ def test_09_abort_in_each_state_gives_everything_back(state: str) -> None:
 
 
 def _held_back(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, list[str]]:
-    """The I/O thread waits before each `DiskTier.name` until the event is set; what it did."""
-    go_on, done, real = threading.Event(), [], getattr(DiskTier, name)
+    """The tier's thread waits before each call of `name` until the event is set; what it did."""
+    go_on, done, real = threading.Event(), [], getattr(MediumCalls, name)
 
-    def later(disk: DiskTier, entry: Entry, page: np.ndarray, clock: Clock) -> Outcome:
+    def later(calls: MediumCalls, pages: list[Page]) -> list[Outcome]:
         assert go_on.wait(30)
-        outcome = real(disk, entry, page, clock)
-        done.append(key_text(entry.key))
-        return outcome
+        outcomes = real(calls, pages)
+        done.extend(key_text(page.entry.key) for page in pages)
+        return outcomes
 
-    monkeypatch.setattr(DiskTier, name, later)
+    monkeypatch.setattr(MediumCalls, name, later)
     return go_on, done
 
 
@@ -313,7 +312,7 @@ def test_09_a_load_that_never_ends_has_a_deadline(monkeypatch: pytest.MonkeyPatc
     first = runner.one(prompt, 4)
     runner.one(tokens(126, 1), 2)  # pushes the prompt down
     assert engine.hierarchy.wait_io()
-    go_on, _ = _held_back(monkeypatch, "read")
+    go_on, _ = _held_back(monkeypatch, "get")
     again = runner.add(prompt, 4)
     runner.step(5)
     request = engine.requests[again]
@@ -339,7 +338,7 @@ def test_10_a_page_that_is_still_written_is_no_hit(monkeypatch: pytest.MonkeyPat
     runner = Runner(build({"tiers.disk_mib": 1.0, "cache.hbm_budget_mib": pages(32)}))
     engine, prompt = runner.engine, tokens(60)
     first = runner.one(prompt, 4)
-    go_on, written = _held_back(monkeypatch, "write")
+    go_on, written = _held_back(monkeypatch, "put")
     lookup, answers = engine.hierarchy.lookup, []
 
     def spy(key: TierKey) -> Lookup:

@@ -13,6 +13,7 @@ from workbench.cache.tier import LoadResult, Lookup
 from workbench.clock import Clock, RealClock
 from workbench.config import TierSettings
 from workbench.spatial.hierarchy import Hierarchy
+from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 PAGE = 8192
 MIB = 1024 * 1024
@@ -45,6 +46,10 @@ class Harness:
 
     def faults(self) -> list[tuple[str, str]]:
         return [(d["tier"], d["reason"]) for kind, d in self.events if kind == "tier_fault"]
+
+    @property
+    def disk(self) -> SlowTier:
+        return self.h.mover.ladder.tiers[0]
 
     def key(self, number: int) -> bytes:
         return number.to_bytes(32, "little")
@@ -106,4 +111,4 @@ def harness() -> Iterator[Callable[..., Harness]]:
             each.h.wait_io()
             each.h.check_integrity()
             each.h.close()
-            assert not each.h.mover.io.alive
+            assert not any(tier.io.alive for tier in each.h.mover.ladder.tiers)

@@ -12,13 +12,8 @@ import pytest
 from workbench.cache.keys import PrivateKey
 from workbench.cache.tier import Lookup
 from workbench.spatial.hierarchy.faults import FAULTS, inject
-from workbench.spatial.hierarchy.page_file import (
-    PageRecord,
-    encode_header,
-    encode_key,
-    header_bytes,
-    write_file,
-)
+from workbench.spatial.hierarchy.medium import PageRecord, encode_key
+from workbench.spatial.hierarchy.page_file import encode_header, header_bytes, write_file
 
 EXPECTED = {
     "corrupt_dram": ("G2", {"corrupt"}),
@@ -28,6 +23,10 @@ EXPECTED = {
     "unreadable_disk": ("G3", {"unreadable"}),
     "foreign_disk": ("G3", {"foreign"}),
 }
+
+
+def file_path(t, number):
+    return t.disk.medium.file_path(encode_key(t.key(number)))
 
 
 def on_disk(harness, count=1, disk_pages=8):
@@ -114,7 +113,7 @@ def test_a_folder_that_vanishes(harness, tmp_path):
 def test_a_file_replaced_by_a_folder_or_a_pipe(harness):
     t = on_disk(harness, 2)
     for number, make in enumerate((os.mkdir, os.mkfifo)):
-        path = t.h.mover.disk.file_path(t.h.mover.disk.table.get(t.key(number)))
+        path = file_path(t, number)
         os.unlink(path)
         make(path)
         assert t.load([t.key(number)]) == [""]
@@ -128,8 +127,7 @@ def test_a_file_replaced_by_a_folder_or_a_pipe(harness):
 def test_another_keys_valid_page_is_not_ours(harness):
     """A whole, consistent file of another key at our path: the session mix-up of the field."""
     t = on_disk(harness, 2)
-    table = t.h.mover.disk.table
-    mine, other = (t.h.mover.disk.file_path(table.get(t.key(n))) for n in (0, 1))
+    mine, other = file_path(t, 0), file_path(t, 1)
     shutil.copyfile(other, mine)
     assert t.load([t.key(0)]) == [""]
     assert t.faults() == [("G3", "corrupt")]
@@ -138,12 +136,11 @@ def test_another_keys_valid_page_is_not_ours(harness):
 def test_recomputed_checksums_do_not_pass(harness):
     """A file rewritten with other bytes and fitting checksums differs from what was stored."""
     t = on_disk(harness)
-    entry = t.h.mover.disk.table.get(t.key(0))
-    path = t.h.mover.disk.file_path(entry)
+    entry, path = t.disk.table.get(t.key(0)), file_path(t, 0)
     os.unlink(path)
     page = t.page(t.key(9))
     sums = tuple(range(len(entry.checksums)))
-    write_file(path, PageRecord(encode_key(t.key(0)), page.nbytes, sums), page, None)
+    write_file(path, PageRecord(encode_key(t.key(0)), page.nbytes, sums, page.nbytes), page)
     assert t.load([t.key(0)]) == [""]
 
 
@@ -158,10 +155,9 @@ def test_damage_between_submit_and_read(harness):
         assert gate.wait(10)
         return Outcome()
 
-    t.h.mover.io.submit(slow, lambda outcome: None)
+    t.disk.io.submit(slow, lambda outcome: None)
     job = t.h.submit_load([t.key(0)])
-    inject_path = t.h.mover.disk.file_path(t.h.mover.disk.table.get(t.key(0)))
-    os.truncate(inject_path, 5000)
+    os.truncate(file_path(t, 0), 5000)
     assert t.h.poll() == []
     gate.set()
     assert t.result(job).pages == (None,)
@@ -170,42 +166,41 @@ def test_damage_between_submit_and_read(harness):
 
 def test_an_internal_error_is_a_fault_too(harness):
     t = harness(0, 8)
-    t.h.mover.disk.folder.path = None  # type: ignore[assignment]
+    t.disk.medium.folder.path = None
     t.store(t.key(0))
     t.settle()
     (fault,) = t.faults()
     assert fault[1].startswith("internal error")
-    assert t.h.mover.io.alive
-    t.h.mover.disk.close = lambda: None  # its folder was broken on purpose
+    assert t.disk.io.alive
     t.h.close()
 
 
 def test_the_cap_holds_on_real_bytes_at_every_moment(harness):
     """The real blocks are summed by the I/O thread itself, around every write and deletion."""
     t = harness(2, 5)
-    disk, seen = t.h.mover.disk, []
-    write, unlink = disk.write, disk._unlink
+    medium, seen = t.disk.medium, []
+    put, remove = medium.put, medium.remove
 
     def sum_blocks():
-        seen.append(sum(item.stat().st_blocks * 512 for item in os.scandir(disk.place)))
+        seen.append(sum(item.stat().st_blocks * 512 for item in os.scandir(medium.place)))
 
-    def watched_write(*args):
-        outcome = write(*args)
+    def watched_put(puts):
+        dones = put(puts)
         sum_blocks()
-        return outcome
+        return dones
 
-    def watched_unlink(entry):
+    def watched_remove(keys):
         sum_blocks()
-        return unlink(entry)
+        return remove(keys)
 
-    disk.write, disk._unlink = watched_write, watched_unlink
+    medium.put, medium.remove = watched_put, watched_remove
     for number in range(120):
         t.store(t.key(number))
         t.h.poll()
         if number % 3 == 0:
             t.settle()
     t.settle()
-    assert len(seen) > 100
+    assert len(seen) > 50
     assert max(seen) <= t.h.stats().tiers[1].capacity_bytes
     assert t.h.stats().tiers[1].num_evictions > 10 and not t.faults()
     t.h.check_integrity(strict=True)
@@ -213,7 +208,7 @@ def test_the_cap_holds_on_real_bytes_at_every_moment(harness):
 
 def test_header_tells_everything():
     key = PrivateKey("request é", 3, 1, 7)
-    record = PageRecord(encode_key(key), 8192, (1, 2**64 - 1))
+    record = PageRecord(encode_key(key), 8192, (1, 2**64 - 1), 8192)
     header = encode_header(record)
     assert len(header) == header_bytes(len(record.key), 2) == 4096
     assert header[:8] == b"KVWBPAGE"

@@ -65,7 +65,7 @@ def test_shrinking_disk_evicts_the_oldest_files(harness):
     report = change(t, disk=2)
     assert report.num_evicted_disk == 4
     t.settle()
-    assert t.h.mover.disk.real_bytes <= t.h.stats().tiers[1].capacity_bytes
+    assert t.disk.medium.real_bytes <= t.h.stats().tiers[1].capacity_bytes
     assert [t.is_hit(t.key(n)) for n in range(6)] == [False] * 4 + [True] * 2
     t.h.check_integrity(strict=True)
 
@@ -278,5 +278,5 @@ def test_closing_with_everything_in_flight(harness):
     t.h.submit_load([t.key(n) for n in range(8)])
     place = t.h.stats().tiers[1].place
     t.h.close()
-    assert not os.path.exists(place) and not t.h.mover.io.alive
+    assert not os.path.exists(place) and not t.disk.io.alive
     assert t.h.mover.memory.live_bytes == 0 and t.h.mover.staging.used_bytes == 0

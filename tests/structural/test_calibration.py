@@ -76,7 +76,8 @@ def test_a_table_reaches_the_codec_as_the_float64_encoder_has_it(
         code = fmt.encode(x_plane, state.page_scale(spec, plane))
         got = fmt.decode(code.data, code.meta, state.page_scale(spec, plane)).double().numpy()
         for layer, head in np.ndindex(2, 2):
-            own = {key: value[layer, head].double().numpy() for key, value in known.tensors.items()}
+            own = {key: value[layer, head].double().numpy() for key, value in known.tensors.items()
+                   if "joint" not in key}  # fmt: skip
             given = x_plane[layer, head].double().numpy()
             want = _encoder(own, plane, name, fmt.bits)(given)
             assert (np.abs(got[layer, head] - want) > 1e-3).mean() < 0.02
@@ -175,7 +176,7 @@ def test_files_that_cannot_serve_are_refused_in_a_sentence(file: Path, tmp_path:
     cut.write_bytes(file.read_bytes()[:-100])
     held = load_file(file)
     save_file(held, foreign, metadata={"kind": "something else"})
-    meta = {"kind": "kv-workbench calibration 1", "weights": model().decoder.fingerprint}
+    meta = {"kind": "kv-workbench calibration 2", "weights": model().decoder.fingerprint}
     wrong, short, wild = (tmp_path / f"{name}.safetensors" for name in ("wrong", "short", "wild"))
     save_file(held, wrong, metadata=meta | {"weights": model(3).decoder.fingerprint})
     save_file(held | {"k.mean": held["k.mean"][:1].clone()}, short, metadata=meta)

@@ -38,6 +38,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
     "cache.sink_tokens": (0, 10),
+    "cache.outlier_pages": (0, 1),
     "cache.values": ("hbm", "dram"),
 }
 BASE: dict[str, Any] = {
@@ -169,6 +170,7 @@ def test_only_impossible_pairs_are_missing() -> None:
              for name in ("ada", "ada+pyramid")}  # fmt: skip
     waiting = {(f"cache.{name}_tokens", 10, "retention.level", "token")
                for name in ("residual", "sink")}  # fmt: skip
+    waiting.add(("cache.outlier_pages", 1, "retention.level", "token"))
     below = {("cache.values", "dram", "retention.level", "token"),
              ("cache.values", "dram", "tiers", "none")}  # fmt: skip
     assert missing == grouped | split | layer | waiting | below

@@ -3,9 +3,10 @@
 Formats that group the tokens of a page are written whole: tokens go into an open page of the
 compute dtype, and a page that fills up is *sealed*, that is encoded into its final class. With a
 residual, the newest full pages wait in full precision until as many others are full behind them.
-The first pages of a text can be of a class of their own, which they keep (exact sinks).
+The first pages of a text can be of a class of their own, which they keep (exact sinks); and those
+whose keys are least alike stay as they are, wherever they lie (outliers).
 
-    table | sink | sealed | sealed | full, waiting | open (5 of 16 slots) |  spare: the next sealed
+    table | sink | sealed | outlier | sealed | full, waiting | open (5 of 16 slots) |  spare
 """
 
 from collections import Counter
@@ -30,17 +31,18 @@ class Filling:
         residual: int = 0,
         num_waiting: int = 0,
         num_exact: int = 0,
+        num_outliers: int = 0,
     ) -> "Filling":
         """`num_new_tokens` behind `num_stored` slots; the first of them arrive as full pages.
 
         `residual`: full pages that stay open; `num_waiting`: how many do before. `num_exact`: first
-        pages that are never sealed.
+        pages that are never sealed; `num_outliers`: others that are not, wherever they lie.
         """
         first = num_stored // size
         loaded = num_loaded_tokens // size
         end = num_stored + num_new_tokens
         settled = max(first + loaded - num_waiting, num_exact)
-        due = max(0, end // size - residual - settled)
+        due = max(0, end // size - residual - settled - num_outliers)
         return Filling(loaded, -(-end // size) - first - loaded, due)
 
     def minus(self, num_open: int, num_spares: int) -> "Filling":

@@ -26,11 +26,12 @@ class Group:
         v_format: str,
         share: int = 0,
         rank: int = 0,
+        rank_heads: int = 1,
     ) -> PageSpec:
-        """The page class of this group under a format; `share` and `rank` as in `PageSpec`."""
+        """The page class of this group under a format; the rest as in `PageSpec`."""
         return PageSpec(
             len(self.layers), len(self.kv_heads), head_dim, block_size, k_format, v_format,
-            share, rank,
+            share, rank, rank_heads=rank_heads,
         )  # fmt: skip
 
 

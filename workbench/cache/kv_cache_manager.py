@@ -139,6 +139,7 @@ class KVCacheManager:
         filled = Filling.of(
             num_loaded_tokens, 0, num_fresh, self.block_size, residual=self.roles.residual_pages,
             num_exact=num_sinks_among(len(hit.rows), wanted, self.roles.sink_pages),
+            num_outliers=self.roles.outlier_pages,
         )  # fmt: skip
         first, classes = len(hit.rows), self.roles.of_groups()
         needs: Counter[int] = Counter()
@@ -237,7 +238,7 @@ class KVCacheManager:
             waiting = int((self.pool.page_classes(full) != classes.full).sum())
         filled = Filling.of(
             0, stored, num_new_tokens, size, residual=roles.residual_pages, num_waiting=waiting,
-            num_exact=sinks + max(0, roles.sink_pages - first),
+            num_exact=sinks + max(0, roles.sink_pages - first), num_outliers=roles.outlier_pages,
         )  # fmt: skip
         num_open = int(blocks.num_pages[group]) - stored // size
         return classes.fresh(first, filled.minus(num_open, len(blocks.spares[group])))
@@ -276,8 +277,8 @@ class KVCacheManager:
         for page in range(blocks.num_hashed, num_full):
             ids = tuple(int(block) for block in blocks.table[:, page])
             final = self.roles.final_row(page)
-            if self.roles.joined and [*map(self.pool.page_class, ids)] != final:
-                num_full = page  # V found no room below: the page stays as it is
+            if self.roles.seals and [*map(self.pool.page_class, ids)] != final:
+                num_full = page  # it stays as it is: an outlier, or V found no room below
                 break
             stored += self.pool.publish(self.keys.row(request, page, ids, blocks.lineage))
         blocks.num_hashed = num_full

@@ -1,7 +1,7 @@
 """Which class a page is in by its place in a request: first, full, waiting, or being filled.
 
-exact      | full       | full       | open, waiting | open, being filled |
-sink_pages   sealed                    residual_pages
+exact      | full       | open, outlier  | full       | open, waiting | open, being filled |
+sink_pages   sealed       outlier_pages    sealed       residual_pages
 """
 
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ class PageRoles:
     joined: dict[int, int] = field(default_factory=dict)
     max_open_pages: int = 2  # of each group of one request, at any moment
     residual_pages: int = 0  # newest full pages that are not sealed yet
+    outlier_pages: int = 0  # full pages whose keys are least alike, which are not sealed
     sink_pages: int = 0  # first pages of a text that stay as exact as they were computed
 
     def __post_init__(self) -> None:

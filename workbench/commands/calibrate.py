@@ -129,6 +129,7 @@ def scales(
 
 def ranks(
     rank: Annotated[int, typer.Option(help="Numbers kept of a head's vector, mean over layers.")],
+    heads: Annotated[int, typer.Option(help="KV heads that share a basis; rank is of all.")] = 1,
     weights: WeightsOption = "bf16",
     model: ModelOption = "",
     out: Annotated[
@@ -152,16 +153,18 @@ def ranks(
     config = replace_settings(EngineConfig(), {"cache.k_format": "lowrank"})
     known = find_calibration(config, load_model(model, weights))
     assert known is not None, "the format needs one"
-    chosen = choose_ranks(known, rank)
+    chosen = choose_ranks(known, rank, heads)
     text = write_ranks(chosen)
-    even = kept_share(known, dict.fromkeys(chosen, rank // 4 * 4))
+    unit = 4 * heads
+    even = kept_share(known, dict.fromkeys(chosen, rank // unit * unit), heads)
     figures = [
-        Figure(name="kept_share", value=kept_share(known, chosen), unit="share", note=text),
+        Figure(name="kept_share", value=kept_share(known, chosen, heads), unit="share", note=text),
         Figure(name="kept_share_even", value=even, unit="share", note="equal ranks"),
     ]
     if out is not None:
         changes = {"cache.grouping": "layer", "cache.k_format": "lowrank",
-                   "cache.v_format": "lowrank", "cache.rank_plan": text}  # fmt: skip
+                   "cache.v_format": "lowrank", "cache.rank_plan": text,
+                   "cache.rank_heads": heads}  # fmt: skip
         out.write_bytes(msgspec.json.encode([{"name": f"ranks {rank}", **changes}]))
     print_report(report(figures), as_json=as_json)
 

@@ -25,6 +25,7 @@ def bind_settings(engine: "Engine") -> None:
     roles = manager.roles
     roles.max_open_pages = max_open_pages(engine.config)
     roles.residual_pages = residual_pages(engine.config)
+    roles.outlier_pages = cache.outlier_pages
     roles.sink_pages = sink_pages(engine.config)
     manager.most_values_pages = engine.stack.specs.most_values_pages(engine.config)
     least = NO_HITS if policy.needs_keys else policy.min_observed_tokens

@@ -123,7 +123,7 @@ def format_label(config: EngineConfig, calibration: Calibrated | None = None) ->
 
 
 def _options(config: EngineConfig) -> str:
-    """What else shaped the bytes: KIVI's group, and how long tokens are read unencoded."""
+    """What else shaped the bytes: KIVI's group, a rank, and which tokens are read unencoded."""
     cache = config.cache
     group = cache.kivi_group if config.cache.used_formats & set(GROUPED_FORMATS) else 0
     residual = cache.residual_tokens
@@ -131,7 +131,11 @@ def _options(config: EngineConfig) -> str:
     if config.cache.used_formats & set(LOW_RANK_FORMATS):
         plan = write_ranks(parse_ranks(cache.rank_plan))
         rank = (str(cache.rank) if cache.rank else "") + (f"[{plan}]" if plan else "")
-    chosen = (("g", group), ("k", rank), ("r", residual), ("s", sink_pages(config)))
+        rank += f"x{cache.rank_heads}" if cache.rank_heads > 1 else ""
+    chosen = (
+        ("g", group), ("k", rank), ("r", residual), ("o", cache.outlier_pages),
+        ("s", sink_pages(config)),
+    )  # fmt: skip
     return "".join(f"/{name}{value}" for name, value in chosen if value)
 
 
@@ -190,20 +194,21 @@ def smallest_page_bytes(geometry: Geometry, config: EngineConfig) -> int:
     ranks = {config.cache.rank, *parse_ranks(config.cache.rank_plan).values()}
     planes = "k" if config.cache.values == "dram" else "kv"
     return min(
-        _smallest(*shape, dim, size, rank, planes)
+        _smallest(*shape, dim, size, rank, planes, config.cache.rank_heads)
         for shape, rank in itertools.product(shapes, ranks)
     )
 
 
 @functools.lru_cache(maxsize=64)  # a constant of the shape
 def _smallest(
-    num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, rank: int, planes: str
-) -> int:
+    num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, rank: int, planes: str,
+    rank_heads: int,
+) -> int:  # fmt: skip
     sizes = []
     for k_format, v_format in itertools.product(FORMATS, FORMATS):
         for share in KIVI_GROUPS if {k_format, v_format} & set(GROUPED_FORMATS) else (0,):
             with contextlib.suppress(ValueError):  # some do not fit this head or block size
                 shape = (num_layers, num_kv_heads, head_dim, block_size)
-                spec = PageSpec(*shape, k_format, v_format, share, rank, planes)
+                spec = PageSpec(*shape, k_format, v_format, share, rank, planes, rank_heads)
                 sizes.append(spec.page_bytes)
     return min(sizes)

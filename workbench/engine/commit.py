@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from kvkernels.bounds import least_cosines
 from kvkernels.pages import copy_plane
 
 from workbench.cache.sealing import seal
 from workbench.engine.runner import ForwardBatch
+from workbench.request import Request
 from workbench.spatial.hierarchy.values import ValuesBelow
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ def commit(engine: "Engine", batch: ForwardBatch) -> None:
     for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True):
         manager.commit(request, count)
         if manager.roles.seals:
-            seal(manager, request, functools.partial(_encode, engine))
+            judge = functools.partial(_likeness, engine, request)
+            seal(manager, request, functools.partial(_encode, engine), judge)
         engine.metrics.computed(request, count)
         request.num_computed_tokens += count
         if engine.scheduler.prefix_caching:
@@ -69,6 +72,28 @@ def _encode(engine: "Engine", group: int, source: list[int], target: list[int]) 
         np.full(len(source), engine.config.cache.block_size, np.int64),
     )
     return len(source)
+
+
+@torch.inference_mode()
+def _likeness(engine: "Engine", request: Request, group: int, pages: np.ndarray) -> np.ndarray:
+    """Least cosine of a key of each full page to the page's mean key, fp32 [n]."""
+    stack, size = engine.stack, engine.config.cache.block_size
+    blocks = stack.manager.requests[request.request_id]
+    found = np.empty(len(pages), np.float32)
+    ids = blocks.table[group, pages]
+    classes = stack.pool.page_classes(ids)
+    places = blocks.pos[group].reshape(-1, size)[pages]
+    for cls in np.unique(classes).tolist():
+        mine, spec = classes == cls, stack.pool.classes[cls]
+        cosines = least_cosines(
+            stack.store.gather(stack.pool.offset[ids[mine]], spec),
+            spec,
+            stack.store.state(group, spec),
+            pos=torch.from_numpy(places[mine].astype(np.int64)).to(stack.store.device),
+            rope_table=stack.runner.rope_table,
+        )
+        found[mine] = cosines.cpu().numpy()
+    return found
 
 
 def _split(

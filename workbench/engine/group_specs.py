@@ -16,6 +16,7 @@ from workbench.errors import SettingError
 from workbench.layer_plan import parse_plan, parse_ranks
 from workbench.model.load import LoadedModel
 from workbench.settings.formats import KV_FORMATS
+from workbench.structural.compression.calibration import MAX_JOINED
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,12 @@ class GroupSpecs:
 def max_open_pages(config: EngineConfig) -> int:
     """Pages that one request fills at the same time: those of a chunk, and a started one."""
     chunk = min(config.scheduling.chunk_tokens, config.scheduling.token_budget)
-    return -(-chunk // config.cache.block_size) + 1 + residual_pages(config)
+    return (
+        -(-chunk // config.cache.block_size)
+        + 1
+        + residual_pages(config)
+        + config.cache.outlier_pages
+    )
 
 
 def residual_pages(config: EngineConfig) -> int:
@@ -116,16 +122,22 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
         rank = ranks.get(group.layers[0], cache.rank)
         formats = plan.get(group.layers[0], (cache.k_format, cache.v_format))
         try:
-            spec = group.page_spec(dim, cache.block_size, *formats, cache.kivi_group, rank)
+            spec = group.page_spec(
+                dim, cache.block_size, *formats, cache.kivi_group, rank, cache.rank_heads
+            )
         except ValueError as error:
             if f"group of {cache.kivi_group} channels" in str(error):
                 raise SettingError(f"cache.kivi_group = {cache.kivi_group}: {error}") from None
+            if "joined heads" in str(error):
+                raise SettingError(f"cache.rank_heads = {cache.rank_heads}: {error}") from None
             if f"rank {rank} " in str(error):
                 told = "cache.rank_plan" if group.layers[0] in ranks else f"cache.rank = {rank}"
                 raise SettingError(f"{told}: {error}") from None
             raise SettingError(f"{formats[0]} for K, {formats[1]} for V: {error}") from None
+        _check_joined(spec)
         full.append(spec)
-        waits = spec.k.grouped or spec.v.grouped or cache.residual_tokens > 0
+        waits = spec.k.grouped or spec.v.grouped
+        waits = waits or cache.residual_tokens > 0 or cache.outlier_pages > 0
         exact.append(group.page_spec(dim, cache.block_size, plain, plain))
         if cache.values == "dram":
             full[-1] = spec.part("k")
@@ -133,6 +145,15 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
     specs = GroupSpecs(full, unfilled, exact, sink_pages(config))
     refuse_unreadable(specs.distinct, kernel_rope(rope_mode(config)), str(model.decoder.device))
     return specs
+
+
+def _check_joined(spec: PageSpec) -> None:
+    """Raise SettingError for more joined numbers than a basis is measured of."""
+    if spec.rank_heads > 1 and spec.rank_heads * spec.head_dim > MAX_JOINED:
+        raise SettingError(
+            f"cache.rank_heads = {spec.rank_heads} joins {spec.rank_heads * spec.head_dim} numbers "
+            f"of a token, and a basis is measured of up to {MAX_JOINED}: choose fewer heads"
+        )
 
 
 def refuse_unreadable(specs: Iterable[PageSpec], rope: Rope, device: str) -> None:

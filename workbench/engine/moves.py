@@ -22,7 +22,7 @@ class Moves:
         engine = self._engine
         to_tier = ""
         if engine.fetcher.demote(row):
-            to_tier = "G2" if engine.config.tiers.dram_mib > 0 else "G3"
+            to_tier = engine.hierarchy.first_tier
             engine.frames.tiers.notes.left_hbm(row)
         engine.log.journeys.note(row.key.hex(), "left", "G1", request_id=engine.scheduler.serving)
         engine.metrics.evictions.add(1)
@@ -62,6 +62,6 @@ class Moves:
             log.journeys.note(data["key"], "stored", data["tier"])
             log.tell(kind, tier=data["tier"], num_blocks=1, num_bytes=data["num_bytes"])
         elif kind == "evict":
-            to_tier = "G3" if data["demoted"] else ""
             log.journeys.note(data["key"], "left", data["tier"])
-            log.tell(kind, num_blocks=1, from_tier=data["tier"], to_tier=to_tier, for_request_id="")
+            tiers = {"from_tier": data["tier"], "to_tier": data["to_tier"]}
+            log.tell(kind, num_blocks=1, for_request_id="", **tiers)

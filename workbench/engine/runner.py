@@ -172,7 +172,8 @@ class ModelRunner:
             self.bounds = None
             return None
         landmarks, known, pool = settings.sparse == "landmarks", self.bounds, self.manager.pool
-        outliers = landmarks and settings.sparse_outliers > 0
+        kept = self.manager.roles.outlier_pages
+        outliers = landmarks and max(settings.sparse_outliers, kept) > 0
         if known is None or known.pool is not pool or known.kind != (landmarks, outliers):
             self.bounds = known = PageBounds(
                 pool, self.geometry, self.store, landmarks=landmarks, outliers=outliers

@@ -3,8 +3,8 @@
 Nothing is evicted: it saves bytes read, not bytes stored. A *row* is one query token of a request
 that reads sparsely; its newest page and the sinks' are always read, the first layers are read
 whole, and so is every token of the prompt. Sources: Quest (arXiv 2406.10774); landmarks, with which
-all pages are read that wait in full precision, and those besides for which their landmark stands
-worst, ShadowKV (arXiv 2410.21465).
+all pages are read that wait in full precision, and those besides that stay so as outliers, or for
+which their landmark stands worst, ShadowKV (arXiv 2410.21465).
 """
 
 from collections.abc import Callable
@@ -54,7 +54,8 @@ class SparseReads:
         self._num_local = manager.roles.residual_pages if bounds.landmarks else 0
         self._least = max(settings.sparse_pages, self._num_first + 1 + self._num_local)
         self._share = settings.sparse_share
-        self._num_outliers = settings.sparse_outliers if bounds.landmarks else 0
+        kept = manager.roles.outlier_pages  # exactly, so they are read
+        self._num_outliers = max(settings.sparse_outliers, kept) if bounds.landmarks else 0
         chosen = [
             at for at, request in enumerate(requests) if self._skips(request, int(q_lens[at]), sets)
         ]
@@ -137,13 +138,22 @@ class SparseReads:
         always = pages >= last[..., None] - self._num_local
         if self._num_outliers and (cosines := self._bounds.cosines) is not None:
             others = at_rows.masked_fill(always | (pages < self._num_first), -1)
-            outliers = kernels.outlier_pages(cosines, local, others, self._num_outliers)
+            kept = self._kept(rows)
+            outliers = kernels.outlier_pages(cosines, local, others, self._num_outliers, kept)
             at_rows, always = at_rows.masked_fill(outliers, -1), always | outliers
         scores = kernels.score_pages(q, bounds, local, at_rows).masked_fill_(always, float("inf"))
         counts = torch.from_numpy(rows.counts).to(q.device)
         picked = kernels.select_pages(scores, last, counts, self._num_first)
         chosen: np.ndarray = picked.cpu().numpy()
         return chosen
+
+    def _kept(self, rows: SetRows) -> Tensor | None:
+        """Pages that are not sealed, bool [G, N, P]; None where none stays as an outlier."""
+        roles = self._manager.roles
+        if not roles.outlier_pages or not roles.seals:
+            return None
+        classes = self._manager.pool.page_classes(rows.table)
+        return torch.from_numpy(np.isin(classes, roles.open)).to(rows.bound_rows.device)
 
     def _tables(self, rows: SetRows, layer_set: LayerSet, picked: np.ndarray) -> list[ClassTables]:
         size = self._manager.block_size

@@ -22,8 +22,8 @@ LAB_SETTINGS = (
 # What changes the numbers that attention reads; all others change time and place alone.
 QUALITY_SETTINGS = (
     "cache.block_size", "cache.grouping", "cache.k_format", "cache.v_format", "cache.layer_plan",
-    "cache.kivi_group", "cache.residual_tokens", "cache.sink_tokens", "cache.rank",
-    "cache.rank_plan", "cache.calibration",
+    "cache.kivi_group", "cache.residual_tokens", "cache.sink_tokens", "cache.outlier_pages",
+    "cache.rank", "cache.rank_heads", "cache.rank_plan", "cache.calibration",
     *(path for path in all_settings() if path.startswith("retention.")),
 )  # fmt: skip
 

@@ -35,6 +35,9 @@ class CacheSettings(Section, section="cache"):
     sink_tokens: int = setting(
         -1, change="recode", dim="X", low=-1, high=1024, unit="tokens (-1 = 5 with KVQuant)"
     )
+    outlier_pages: int = setting(
+        0, change="recode", dim="X", low=0, high=4096, unit="pages per request"
+    )
     values: str = setting("hbm", change="rebuild", dim="S", choices=VALUE_PLACES)
     mode: str = setting("on", change="rebuild", dim="X", choices=("on", "off"))
     allocation: str = setting("paged", change="rebuild", dim="X", choices=("paged", "contiguous"))
@@ -43,6 +46,7 @@ class CacheSettings(Section, section="cache"):
     index: str = setting("hash", change="hot", dim="X", choices=PREFIX_INDEXES)
     rank: int = setting(0, change="recode", dim="X", low=0, high=1024, unit="numbers (0 = half)")
     rank_plan: str = setting("", change="recode", dim="X")
+    rank_heads: int = setting(1, change="recode", dim="X", low=1, high=64, unit="joined KV heads")
     calibration: str = setting("needed", change="rebuild", dim="X")
     prompt_caching: str = setting("automatic", change="hot", dim="X", choices=PROMPT_CACHING)
     min_cacheable_tokens: int = setting(

@@ -28,6 +28,11 @@ def check_combinations(
         _check_whole_pages(cache, retention, f"format {name} writes a page only when it is full")
     if parse_ranks(cache.rank_plan):
         _check_grouping(cache, ("layer", "head"), "cache.rank_plan gives layers ranks")
+    if cache.rank_heads > 1 and cache.grouping == "head":
+        raise SettingError(
+            f"cache.rank_heads = {cache.rank_heads} joins the KV heads of a block, but "
+            "cache.grouping = head gives each its own: choose layer, halves or model"
+        )
     _check_page_options(cache, retention)
     if cache.values == "dram":
         _check_values_below(cache, tiers, retention)
@@ -93,9 +98,12 @@ def _check_values_below(
 
 
 def _check_page_options(cache: CacheSettings, retention: RetentionSettings) -> None:
-    """Raise SettingError where a residual, sinks or a KIVI group do not go with the pages."""
+    """Raise SettingError where a residual, outliers, sinks or a KIVI group do not fit the pages."""
     if cache.residual_tokens:
         told = f"cache.residual_tokens = {cache.residual_tokens} lets full pages wait as they are"
+        _check_whole_pages(cache, retention, told)
+    if cache.outlier_pages:
+        told = f"cache.outlier_pages = {cache.outlier_pages} lets full pages stay as they are"
         _check_whole_pages(cache, retention, told)
     if cache.num_sinks:
         told = f"cache.sink_tokens = {cache.sink_tokens} leaves the first pages as they are"

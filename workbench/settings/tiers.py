@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from workbench.settings.declare import Section, setting
 
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
+WRITES = ("back", "through", "selective")
+INCLUSIONS = ("inclusive", "exclusive")
+ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
 
 
@@ -27,4 +30,14 @@ class TierSettings(Section, section="tiers"):
     )
     disk_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
+    )
+    write: str = setting("back", change="hot", dim="S", choices=WRITES)
+    write_hits: int = setting(2, change="hot", dim="S", low=1, high=1000, unit="hits")
+    inclusive: str = setting("inclusive", change="hot", dim="S", choices=INCLUSIONS)
+    admission: str = setting("presence", change="hot", dim="S", choices=ADMISSIONS)
+    watermark: float = setting(
+        1.0, change="hot", dim="S", low=0.1, high=1.0, unit="share of a tier (1 = off)"
+    )
+    evict_ratio: float = setting(
+        0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )

@@ -70,8 +70,8 @@ class PageFormat:
         """The format with groups of that many numbers; itself where the method fixes them."""
         return self
 
-    def ranked(self, rank: int) -> "PageFormat":
-        """The format with that many coordinates a vector; itself where it has no rank."""
+    def ranked(self, rank: int, heads: int = 1) -> "PageFormat":
+        """The format with so many coordinates of joined heads; itself where it has no rank."""
         return self
 
     @property
@@ -94,7 +94,7 @@ class PageFormat:
         return 0
 
     def neutral_table(self, head_dim: int) -> Tensor:
-        """The table, fp32 [table_size], where nothing was measured."""
+        """The table, fp32 [table_size] or one a joined head, where nothing was measured."""
         raise NotImplementedError(self.name)
 
     def table(self, scale: Tensor | float, head_dim: int, device: torch.device) -> Tensor:
@@ -168,9 +168,9 @@ class Method:
         """The method with groups of that many numbers, where it leaves them open."""
         return replace(self, key=self.key.regrouped(group), value=self.value.regrouped(group))
 
-    def ranked(self, rank: int) -> "Method":
-        """The method with that many coordinates a vector, where it has a rank."""
-        return replace(self, key=self.key.ranked(rank), value=self.value.ranked(rank))
+    def ranked(self, rank: int, heads: int = 1) -> "Method":
+        """The method with so many coordinates of joined heads, where it has a rank."""
+        return replace(self, key=self.key.ranked(rank, heads), value=self.value.ranked(rank, heads))
 
 
 def affine(x: Tensor, levels: int, axis: int = -1) -> tuple[Tensor, Tensor, Tensor]:

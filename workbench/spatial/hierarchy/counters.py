@@ -19,6 +19,8 @@ class TierCounters:
     num_loads: int = 0
     num_dropped_stores: int = 0
     num_evictions: int = 0
+    num_handed_down: int = 0  # of the evicted, those that the tier below has now
+    num_gone: int = 0  # found missing on a shared medium
     stored_bytes: int = 0
     loaded_bytes: int = 0
     store_s: float = 0.0
@@ -44,6 +46,17 @@ class TierCounters:
         self.loaded_bytes += num_bytes
         self.load_s += seconds
         self.load_fit.observe(num_bytes, seconds)
+
+    def handed_down(self, num_bytes: int, seconds: float) -> None:
+        """Learn from a page that was read for the tier below; it is no load."""
+        self.num_failed = 0
+        self.num_handed_down += 1
+        self.load_fit.observe(num_bytes, seconds)
+
+    def gone(self) -> None:
+        """A shared medium evicted a page that was known here: a miss, and no fault."""
+        self.num_misses += 1
+        self.num_gone += 1
 
     def fault(self, reason: str) -> None:
         """Count one fault; a tier that only lacked room has not failed."""
@@ -72,7 +85,7 @@ class TierStats:
     """Snapshot of one tier. Sizes in bytes, times in seconds.
 
     `provenance`: "measured", or "throttled" when a token bucket of `throttle_mb_s` slows it.
-    `num_hits` and `num_misses` count lookups; G3 is asked only when G2 has nothing.
+    `num_hits` and `num_misses` count lookups; a tier is asked only when those above have nothing.
     """
 
     name: str
@@ -88,6 +101,8 @@ class TierStats:
     num_loads: int
     num_dropped_stores: int
     num_evictions: int
+    num_handed_down: int
+    num_gone: int
     stored_bytes: int
     loaded_bytes: int
     store_s: float
@@ -97,7 +112,8 @@ class TierStats:
     throttle_mb_s: float
     fit: FitStats
     store_fit: FitStats
-    place: str = ""  # folder of the disk tier
+    place: str = ""  # of its medium: a folder, an address, a URL
+    kind: str = ""  # of its medium: disk, store, valkey, objects
     num_failed: int = 0  # faults since the last transfer that went well
     last_fault: str = ""
 
@@ -109,7 +125,7 @@ class TierStats:
 
 @dataclass(frozen=True)
 class HierarchyStats:
-    """Snapshot of all tiers below HBM, with the host memory that both share.
+    """Snapshot of all tiers below HBM, with the host memory that they share.
 
     `host_allocated_bytes` = DRAM pages + staging + kept buffers, all of it allocated.
     `copy_bytes_per_s`: host-to-host copy measured at the start.
@@ -135,7 +151,12 @@ def fit_stats(fit: TransferFit, throttle_mb_s: float) -> FitStats:
 
 
 def tier_stats(
-    name: str, table: Any, counters: TierCounters, throttle_mb_s: float, place: str = ""
+    name: str,
+    table: Any,
+    counters: TierCounters,
+    throttle_mb_s: float,
+    place: str = "",
+    kind: str = "",
 ) -> TierStats:
     """Snapshot of one tier from its entry table and counters."""
     return TierStats(
@@ -152,6 +173,8 @@ def tier_stats(
         num_loads=counters.num_loads,
         num_dropped_stores=counters.num_dropped_stores,
         num_evictions=counters.num_evictions,
+        num_handed_down=counters.num_handed_down,
+        num_gone=counters.num_gone,
         stored_bytes=counters.stored_bytes,
         loaded_bytes=counters.loaded_bytes,
         store_s=counters.store_s,
@@ -162,6 +185,7 @@ def tier_stats(
         fit=fit_stats(counters.load_fit, throttle_mb_s),
         store_fit=fit_stats(counters.store_fit, throttle_mb_s),
         place=place,
+        kind=kind,
         num_failed=counters.num_failed,
         last_fault=counters.last_fault,
     )

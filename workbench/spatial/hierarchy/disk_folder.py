@@ -1,4 +1,5 @@
-"""The folder a disk tier writes to: private by default, locked, and emptied when closed."""
+"""The folder a disk tier writes to: private by default, locked, and emptied when closed, unless
+the user wants its pages kept."""
 
 import contextlib
 import fcntl
@@ -14,30 +15,39 @@ from workbench.errors import TierError
 SUBFOLDER = "kv-workbench-tier"
 PRIVATE_PREFIX = "kv-workbench-"
 LOCK = "lock"
-OURS = re.compile(r"^(page-[0-9a-f]{32}-\d+\.kv|writing-\d+\.tmp)$")
+PAGES = "pages.kv"
+OURS = re.compile(r"^(page-[0-9a-f]{32}-\d+\.kv|writing-\d+\.tmp|pages\.kv)$")
 
 
 class DiskFolder:
     """An open, locked folder of page files.
 
     `user_path` empty: a fresh private folder under the system's temporary one, removed at close.
-    Otherwise a subfolder of the user's path, which one engine at a time may use. TierError if it
-    cannot be created, written or locked.
+    Otherwise a subfolder of the user's path, which one engine at a time may use; with `keep` the
+    file of pages in it stays, now and at close. TierError if it cannot be created, written or
+    locked.
     """
 
-    def __init__(self, user_path: str) -> None:
+    def __init__(self, user_path: str, keep: bool = False) -> None:
         self.user_path = user_path
+        self.keep = keep and bool(user_path)
         self.path = _private_folder() if not user_path else _user_folder(user_path)
         lock = _lock(self.path)
         try:
             for name in os.listdir(self.path):  # left by an engine that died
-                if OURS.match(name):
+                if OURS.match(name) and not (self.keep and name == PAGES):
                     os.unlink(os.path.join(self.path, name))
             _try_writing(self.path)
         except OSError as error:
             os.close(lock)
             raise TierError(_cannot_write(self.path, error)) from None
-        self._finalizer = weakref.finalize(self, _remove, self.path, lock)
+        self._lock = lock
+        self._finalizer = weakref.finalize(self, _remove, self.path, lock, self.keep)
+
+    @property
+    def file_path(self) -> str:
+        """Where the one file of all pages lies."""
+        return os.path.join(self.path, PAGES)
 
     def names(self) -> list[str]:
         """Names of our page and temporary files that exist now."""
@@ -46,9 +56,13 @@ class DiskFolder:
         except OSError:  # deleted from outside: reads of its pages are counted misses
             return []
 
-    def close(self) -> None:
-        """Delete our files, and the folder if nothing else is in it; unlock."""
-        self._finalizer()
+    def close(self, keep: bool = True) -> None:
+        """Delete our files, and the folder if nothing else is in it; unlock.
+
+        `keep` False deletes the file of pages also where it was to stay.
+        """
+        if self._finalizer.detach():
+            _remove(self.path, self._lock, self.keep and keep)
 
 
 def _private_folder() -> str:
@@ -126,8 +140,8 @@ def _lock(path: str) -> int:
     except OSError:
         os.close(lock)
         raise TierError(
-            f"the disk tier's folder {path!r} is in use by another engine: give tiers.disk_path "
-            "another folder or close that engine"
+            f"the disk tier's file {os.path.join(path, PAGES)!r} is in use by another engine: give "
+            "tiers.disk_path another folder or close that engine"
         ) from None
     return lock
 
@@ -145,13 +159,13 @@ def _cannot_write(path: str, error: OSError) -> str:
     )
 
 
-def _remove(path: str, lock: int) -> None:
+def _remove(path: str, lock: int, keep: bool = False) -> None:
     try:
         # A folder that vanished is what we want, and one with a stranger's file must stay. What
         # cannot be deleted is left to the next engine's search for folders of dead ones.
         with contextlib.suppress(OSError):
             for name in os.listdir(path):
-                if OURS.match(name) or name == LOCK:
+                if name == LOCK or (OURS.match(name) and not (keep and name == PAGES)):
                     target = os.path.join(path, name)
                     if os.path.isdir(target) and not os.path.islink(target):
                         shutil.rmtree(target, ignore_errors=True)

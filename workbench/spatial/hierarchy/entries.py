@@ -18,6 +18,7 @@ import xxhash
 from workbench.cache.codec import CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.errors import IntegrityError
+from workbench.spatial.hierarchy.medium import PageRecord
 
 
 class State(Enum):
@@ -32,9 +33,10 @@ class State(Enum):
 class Entry:
     """One page of one key in one tier.
 
-    `charged_bytes`: what the tier's budget pays (page bytes in DRAM, whole file on disk).
-    `checksums`: xxh3-64 of each slice. `buffer`: uint8 [page_bytes] in DRAM, None on disk. `coded`:
-    under which key a lossy codec may keep it; None where it has to stay as it is.
+    `charged_bytes`: what the tier's budget pays (page bytes in DRAM, real bytes on a medium).
+    `checksums`: xxh3-64 of each slice. `buffer`: uint8 [page_bytes] in DRAM, None below. `coded`:
+    under which key a lossy codec may keep it; None where it has to stay as it is. `record`: of the
+    page on its medium. `leased_until_s`: nothing evicts it before, infinity for a hard pin.
     """
 
     key: TierKey
@@ -44,12 +46,16 @@ class Entry:
     generation: int
     state: State
     buffer: np.ndarray | None = None
-    file_name: str = ""
+    record: PageRecord | None = None
     pins: int = 0
     last_used: int = 0
     coded: CodedRow | None = None
     last_step: int = 0  # of the engine, at which it was stored or read last
     removed: bool = False
+    leaving: bool = False  # its bytes go before anything new is written
+    forgotten: bool = False  # removed from the index alone: the medium keeps or evicts it itself
+    num_hits: int = 0
+    leased_until_s: float = 0.0
 
 
 def slice_checksums(page: np.ndarray, num_slices: int) -> tuple[int, ...]:
@@ -68,10 +74,18 @@ class EntryTable:
     `release(entry)` is called once, when the entry is removed and nothing pins it any more.
     """
 
-    def __init__(self, name: str, capacity_bytes: int, release: Callable[[Entry], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        capacity_bytes: int,
+        release: Callable[[Entry], None],
+        now_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.name = name
         self.capacity_bytes = capacity_bytes
+        self.now_s = now_s
         self.used_bytes = 0
+        self.leaving_bytes = 0
         self.pinned_bytes = 0
         self.version = 0
         self.doomed: dict[int, Entry] = {}
@@ -101,7 +115,8 @@ class EntryTable:
 
     def add(self, entry: Entry) -> None:
         """Index an entry whose room was made before; the key must be free."""
-        if entry.key in self._index or self.used_bytes + entry.charged_bytes > self.capacity_bytes:
+        room = self.capacity_bytes - self.used_bytes + self.leaving_bytes
+        if entry.key in self._index or entry.charged_bytes > room:
             raise IntegrityError(
                 f"{self.name} has no room or no free key for an entry of {entry.charged_bytes} "
                 "bytes: make room before adding"
@@ -169,32 +184,58 @@ class EntryTable:
         else:
             self._free(entry)
 
+    def leave(self, entry: Entry) -> None:
+        """Remove a pinned entry whose bytes are read, then deleted, before anything is written.
+
+        So its room can be given away at once, while it stays charged until the last pin is gone.
+        """
+        entry.leaving = True
+        self.leaving_bytes += entry.charged_bytes
+        self.remove(entry)
+
     def victims(self, num_bytes: int) -> list[Entry] | None:
         """Least recently used entries whose removal makes room for `num_bytes`.
 
         None if even all evictable ones are too few; nothing has changed then (invariant I5).
         """
-        excess = self.used_bytes + num_bytes - self.capacity_bytes
         if num_bytes > self.capacity_bytes:
             return None
-        chosen: list[Entry] = []
-        for entry in self._index.values():
-            if excess <= 0:
-                break
-            if entry.pins == 0 and entry.state is State.READY:
-                chosen.append(entry)
-                excess -= entry.charged_bytes
-        return chosen if excess <= 0 else None
+        chosen, rest = self._oldest(self.used_bytes + num_bytes - self.capacity_bytes)
+        return chosen if rest <= 0 else None
 
-    def excess(self) -> list[Entry]:
-        """Least recently used evictable entries above the cap."""
-        over, chosen = self.used_bytes - self.capacity_bytes, []
-        if over > 0:
-            for entry in self._index.values():
-                if over > 0 and entry.pins == 0 and entry.state is State.READY:
-                    chosen.append(entry)
-                    over -= entry.charged_bytes
-        return chosen
+    def excess(self, limit_bytes: int | None = None) -> list[Entry]:
+        """Least recently used evictable entries above the cap, or above another limit."""
+        limit = self.capacity_bytes if limit_bytes is None else limit_bytes
+        return self._oldest(self.used_bytes - limit)[0]
+
+    def limit(self, watermark: float, ratio: float) -> int | None:
+        """Bytes to evict down to now; None while the table is below its cap or watermark.
+
+        Above the watermark at least that share of the cap goes (Mooncake: 0.90 and 0.05).
+        """
+        used, cap = self.used_bytes - self.leaving_bytes, self.capacity_bytes
+        if used <= watermark * cap:
+            return None
+        return cap if watermark >= 1.0 else int(min(watermark * cap, used - ratio * cap))
+
+    def evictable(self, entry: Entry, now_s: float) -> bool:
+        """Whether nothing reads, writes or holds an entry."""
+        return entry.pins == 0 and entry.state is State.READY and entry.leased_until_s <= now_s
+
+    def _oldest(self, num_bytes: int) -> tuple[list[Entry], int]:
+        """Evictable entries of so many bytes, and how many bytes are still missing then."""
+        chosen: list[Entry] = []
+        rest = num_bytes - self.leaving_bytes
+        if rest <= 0:
+            return chosen, rest
+        now_s = self.now_s()
+        for entry in self._index.values():
+            if self.evictable(entry, now_s):
+                chosen.append(entry)
+                rest -= entry.charged_bytes
+                if rest <= 0:
+                    break
+        return chosen, rest
 
     def private_entries(self, request_id: str) -> list[Entry]:
         """Indexed entries that belong to a request."""
@@ -220,10 +261,15 @@ class EntryTable:
                 f"{self.name} counts {self.used_bytes} bytes ({self.pinned_bytes} pinned) but its "
                 f"entries hold {used} ({pinned} pinned)"
             )
-        idle = (entry for entry in self._index.values() if entry.state is State.READY)
-        if used > self.capacity_bytes and any(entry.pins == 0 for entry in idle):
+        now_s, over = self.now_s(), used - self.leaving_bytes > self.capacity_bytes
+        if over and any(self.evictable(entry, now_s) for entry in self._index.values()):
             raise IntegrityError(
                 f"{self.name} holds {used} bytes, above its cap of {self.capacity_bytes}"
+            )
+        leaving = sum(entry.charged_bytes for entry in self.doomed.values() if entry.leaving)
+        if leaving != self.leaving_bytes:
+            raise IntegrityError(
+                f"{self.name} counts {self.leaving_bytes} bytes as leaving, but {leaving} are"
             )
         if any(entry.removed or entry.key != key for key, entry in self._index.items()):
             raise IntegrityError(f"{self.name}'s index holds a removed or renamed entry")
@@ -235,5 +281,7 @@ class EntryTable:
 
     def _free(self, entry: Entry) -> None:
         self.used_bytes -= entry.charged_bytes
+        if entry.leaving:
+            self.leaving_bytes -= entry.charged_bytes
         self.version += 1
         self._release(entry)

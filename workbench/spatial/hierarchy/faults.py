@@ -12,7 +12,9 @@ import numpy as np
 
 from workbench.cache.keys import TierKey
 from workbench.spatial.hierarchy.entries import Entry, State
+from workbench.spatial.hierarchy.folder_medium import FolderMedium
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
+from workbench.spatial.hierarchy.medium import encode_key
 
 FAULTS = (
     "corrupt_dram",
@@ -41,12 +43,13 @@ def inject(hierarchy: Hierarchy, kind: str, rng: np.random.Generator) -> Injecte
     if kind not in FAULTS:
         raise ValueError(f"unknown fault {kind!r}: choose one of {', '.join(FAULTS)}")
     mover = hierarchy.mover
+    disk = mover.ladder.tiers[0]
     if kind == "enospc":
-        if not mover.disk.on:
+        if not isinstance(disk.medium, FolderMedium):
             return None
-        mover.disk.write_to = "/dev/full"
+        disk.medium.write_to = "/dev/full"
         return InjectedFault(kind, None)
-    table = mover.dram if kind == "corrupt_dram" else mover.disk.table
+    table = mover.dram if kind == "corrupt_dram" else disk.table
     healthy = [
         entry for entry in table.all_entries() if entry.state is State.READY and entry.pins == 0
     ]
@@ -63,7 +66,10 @@ def inject(hierarchy: Hierarchy, kind: str, rng: np.random.Generator) -> Injecte
 
 
 def _damage(hierarchy: Hierarchy, entry: Entry, kind: str, rng: np.random.Generator) -> None:
-    path = hierarchy.mover.disk.file_path(entry)
+    medium = hierarchy.mover.ladder.tiers[0].medium
+    if not isinstance(medium, FolderMedium):
+        return
+    path = medium.file_path(encode_key(entry.key))
     if kind == "delete_disk":
         os.unlink(path)
     elif kind == "unreadable_disk":

@@ -1,4 +1,4 @@
-"""All memory below HBM behind one interface: DRAM (G2) and local disk (G3), each optional."""
+"""All memory below HBM behind one interface: DRAM (G2) and the ladder under it, each optional."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,15 +16,18 @@ from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier
 from workbench.spatial.hierarchy.entries import EntryTable, State
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
-from workbench.spatial.hierarchy.mover import G2, G3, Mover, OnEvent
+from workbench.spatial.hierarchy.mover import G2, Mover, OnEvent
 from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
+from workbench.spatial.hierarchy.slow_tier import SlowTier
+from workbench.spatial.hierarchy.throttle import paced_s
 
 
 class Hierarchy:
     """Tiers below HBM (implements `KVHierarchy`); one thread, the engine's, calls it.
 
-    G2 takes stores and demotes its least recently used pages to G3; a hit in G3 is promoted into
-    G2 and keeps its file (not exclusive). With G2 off, G3 works alone through counted staging.
+    G2 takes stores and demotes its least recently used pages to the first slow tier that takes
+    them (G3 disk, G3.5 pool, G4 objects); a hit there is promoted into G2. With G2 off, the slow
+    tiers work alone through counted staging.
     `page_bytes_hint`: the largest page the engine will store. TierError if a tier cannot open.
     """
 
@@ -63,22 +66,31 @@ class Hierarchy:
 
     def charge(self, tier: str, page_bytes: int, num_slices: int) -> int:
         """Bytes of a tier's budget that a page takes."""
-        return page_bytes if tier == G2 else self.mover.disk.charge(page_bytes, num_slices)
+        return page_bytes if tier == G2 else self._slow(tier).charge(page_bytes, num_slices)
+
+    @property
+    def first_tier(self) -> str:
+        """Name of the uppermost tier that is on; empty where none is."""
+        first = self.mover.ladder.first_on()
+        return G2 if self.mover.dram.capacity_bytes else first.name if first is not None else ""
 
     @property
     def codec_numerics(self) -> str:
-        """The numerics tag of what disk gives back; empty where that is what it was given."""
-        codec = self.mover.disk.codec
-        return codec.numerics if codec is not None and self.mover.disk.on else ""
+        """The numerics tag of what slow tiers give back; empty where that is what they got."""
+        tags = (tier.edge.numerics for tier in self.mover.ladder.tiers if tier.on)
+        return next(filter(None, tags), "")
 
     @property
     def codec_bytes(self) -> int:
-        """Memory of what the disk codec's blobs have in common."""
-        codec = self.mover.disk.codec
-        return codec.shared_bytes if codec is not None else 0
+        """Memory of what the codecs' blobs have in common."""
+        codecs = (tier.edge.codec for tier in self.mover.ladder.tiers)
+        return sum(codec.shared_bytes for codec in codecs if codec is not None)
 
     def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O."""
+        """Whether a key can be loaded; never blocks on I/O.
+
+        Where a shared medium has not said yet whether it has the key, the answer is RETRY.
+        """
         mover = self.mover
         entry = mover.dram.get(key)
         if entry is not None:
@@ -88,47 +100,45 @@ class Hierarchy:
             return Lookup.HIT
         if mover.dram.capacity_bytes:
             mover.counters[G2].num_misses += 1
-        entry = mover.disk.table.get(key)
-        if entry is None or self._never_fits(entry.page_bytes):
-            if mover.disk.on:
-                mover.counters[G3].num_misses += 1
-            return Lookup.MISS
-        if entry.state is State.WRITING:
-            return Lookup.HIT_PENDING
-        if not self._has_room(entry.page_bytes):
-            return Lookup.RETRY
-        mover.counters[G3].num_hits += 1
-        return Lookup.HIT
+        best = Lookup.MISS
+        for tier in mover.ladder.tiers:
+            answer = self._ask(tier, key)
+            if answer is Lookup.HIT:
+                return answer
+            best = answer if best is Lookup.MISS else best
+        return best
+
+    def know(self, keys: Sequence[TierKey]) -> bool:
+        """Whether all that can be known of these keys is known; asks shared media what is not."""
+        dram = self.mover.dram
+        rest = [key for key in keys if dram.get(key) is None]
+        for tier in self.mover.ladder.tiers:
+            rest = [key for key in rest if tier.table.get(key) is None]
+        waiting = [tier.unknown(rest) for tier in self.mover.ladder.tiers]  # each is asked
+        return not any(waiting)
 
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now, and to copy them up.
 
-        Infinite if a key lies nowhere. Counts what is queued before them and the throttles.
+        Infinite if a key lies nowhere. Counts what is queued before them and the throttles; the
+        tiers' threads read at the same time, so that the slowest of them counts.
         """
         mover = self.mover
-        sizes = {G2: 0, G3: 0}
-        counts = {G2: 0, G3: 0}
+        sizes: dict[str, list[int]] = {}
         for key in keys:
-            entry, tier = mover.dram.get(key), G2
-            if entry is None:
-                entry, tier = mover.disk.table.get(key), G3
-            if entry is None:
+            entry = mover.dram.get(key)
+            found = None if entry is not None else mover.ladder.holding(key)
+            if entry is None and found is None:
                 return math.inf
-            sizes[tier] += entry.page_bytes
-            counts[tier] += 1
-        now_s = mover.clock.now_s()
-        total_s = mover.copy_fit.predict_s(sum(sizes.values()), len(keys))
-        for tier in (G2, G3):
-            if not counts[tier]:
-                continue
-            queued = mover.io.backlog_bytes if tier == G3 else 0
-            fit, bucket = mover.counters[tier].load_fit, mover.buckets[tier]
-            seconds = fit.predict_s(sizes[tier] + queued, counts[tier])
-            if bucket.on:
-                paced = bucket.wait_s(now_s) + (sizes[tier] + queued) / (bucket.mb_s * 1e6)
-                seconds = max(seconds, paced)
-            total_s += seconds
-        return total_s
+            name, held = (G2, entry) if found is None else (found[0].name, found[1])
+            sizes.setdefault(name, []).append(held.page_bytes if held is not None else 0)
+        total = sum(map(sum, sizes.values()))
+        total_s = mover.copy_fit.predict_s(total, len(keys))
+        if G2 in sizes:
+            bucket, load_fit = mover.dram_bucket, mover.counters[G2].load_fit
+            total_s += paced_s(load_fit, bucket, sizes[G2], 0, mover.clock.now_s())
+        slow = [tier for tier in mover.ladder.tiers if tier.name in sizes]
+        return total_s + max((tier.estimate_s(sizes[tier.name]) for tier in slow), default=0.0)
 
     def submit_load(self, keys: Sequence[TierKey]) -> int:
         """Pin the keys and start loading them; returns the job's id."""
@@ -167,8 +177,10 @@ class Hierarchy:
         if isinstance(key, PrivateKey):
             if not self._renew_private(key):
                 return False
-        elif self._touch(key, page.nbytes):
-            return True
+        else:
+            self.mover.ladder.admission.seen(key)
+            if self._touch(key, page.nbytes):
+                return True
         flat = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
         return self.mover.store(key, flat, num_slices, coded)
 
@@ -192,8 +204,24 @@ class Hierarchy:
         self.settings = settings
         return report
 
+    def pin(self, key: TierKey, seconds: float = math.inf) -> bool:
+        """Let nothing evict a key for so long, by default until it is unpinned; False if absent.
+
+        A tier that is made smaller keeps it above its cap; one that is switched off loses it.
+        """
+        until_s, held = self.mover.clock.now_s() + seconds, False
+        for table in self._tables():
+            entry = table.get(key)
+            if entry is not None:
+                entry.leased_until_s, held = until_s, True
+        return held
+
+    def unpin(self, key: TierKey) -> None:
+        """End a pin; a key that is not there needs none."""
+        self.pin(key, -math.inf)
+
     def entries(self, tier: str) -> list[tuple[TierKey, int, bool, int]]:
-        """(key, bytes, pinned, last used) of "G2" or "G3", least recently used first.
+        """(key, bytes, pinned, last used) of a tier, least recently used first.
 
         Cached until something changes; `version(tier)` tells whether it did.
         """
@@ -207,14 +235,17 @@ class Hierarchy:
         """Counts of all tiers and of the host memory they share."""
         mover = self.mover
         return HierarchyStats(
-            tiers=(self._stats(G2, mover.dram), self._stats(G3, mover.disk.table)),
+            tiers=(
+                tier_stats(G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s),
+                *(self._stats(tier) for tier in mover.ladder.tiers),
+            ),
             staging_used_bytes=mover.staging.used_bytes,
             staging_capacity_bytes=mover.staging.capacity_bytes,
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
             num_jobs=len(self.jobs),
-            num_transfers_pending=mover.io.num_pending + mover.num_held,
-            backlog_bytes=mover.io.backlog_bytes,
+            num_transfers_pending=mover.ladder.num_pending + len(mover.held),
+            backlog_bytes=mover.ladder.backlog_bytes,
             copy_bytes_per_s=mover.copy_fit.bandwidth_bytes_per_s,
         )
 
@@ -226,13 +257,19 @@ class Hierarchy:
         check_hierarchy(self.mover, self.jobs, strict)
 
     def wait_io(self, timeout_s: float = 10.0) -> bool:
-        """Block until no file transfer is queued or moving, or the time is up; True if none is."""
-        done = self.mover.io.wait_idle(timeout_s)
-        self.mover.advance()
+        """Block until no transfer is queued or moving, or the time is up; True if none is."""
+        ladder, done = self.mover.ladder, True
+        for _ in range(
+            len(ladder.tiers) + 1
+        ):  # what comes up from one tier may go down to the next
+            done = ladder.wait_idle(timeout_s)
+            self.mover.advance()
+            if not done or not ladder.num_pending:
+                break
         return done
 
     def close(self) -> None:
-        """End all loads, join the I/O thread, delete the disk tier's files; twice is harmless."""
+        """End all loads, join the threads, delete what is not kept; twice is harmless."""
         if self._closed:
             return
         self._closed = True
@@ -253,16 +290,37 @@ class Hierarchy:
         mover = self.mover
         return page_bytes > max(mover.staging.capacity_bytes, mover.dram.capacity_bytes)
 
+    def _ask(self, tier: SlowTier, key: TierKey) -> Lookup:
+        entry = tier.table.get(key) if tier.readable else None
+        if entry is not None and entry.state is State.WRITING:
+            return Lookup.HIT_PENDING
+        if entry is not None and not self._never_fits(entry.page_bytes):
+            if not self._has_room(entry.page_bytes):
+                return Lookup.RETRY
+            tier.counters.num_hits += 1
+            return Lookup.HIT
+        if tier.unknown([key]):
+            return Lookup.RETRY
+        tier.counters.num_misses += tier.readable
+        return Lookup.MISS
+
     def _touch(self, key: TierKey, page_bytes: int) -> bool:
-        held = False
-        for table in self._tables():
-            entry = table.get(key)
-            if entry is not None and entry.page_bytes == page_bytes:
-                table.touch(entry)
-                held = True
-            elif entry is not None:
-                table.remove(entry)
+        held = self._touched(self.mover.dram, key, page_bytes)
+        for tier in self.mover.ladder.tiers:
+            # A shared medium may have evicted it, and one that fails does not give it back.
+            sure = tier.readable and not tier.shared
+            held |= self._touched(tier.table, key, page_bytes) and sure
         return held
+
+    def _touched(self, table: EntryTable, key: TierKey, page_bytes: int) -> bool:
+        entry = table.get(key)
+        if entry is None:
+            return False
+        if entry.page_bytes != page_bytes:
+            table.remove(entry)
+            return False
+        table.touch(entry)
+        return True
 
     def _renew_private(self, key: PrivateKey) -> bool:
         epoch = self._epochs.get(key.request_id, -1)
@@ -277,13 +335,16 @@ class Hierarchy:
                 table.remove(entry)
         return True
 
-    def _tables(self) -> tuple[EntryTable, EntryTable]:
-        return self.mover.dram, self.mover.disk.table
+    def _tables(self) -> tuple[EntryTable, ...]:
+        return self.mover.tables
+
+    def _slow(self, name: str) -> SlowTier:
+        return next(tier for tier in self.mover.ladder.tiers if tier.name == name)
 
     def _table(self, tier: str) -> EntryTable:
-        return self.mover.dram if tier == G2 else self.mover.disk.table
+        return self.mover.dram if tier == G2 else self._slow(tier).table
 
-    def _stats(self, tier: str, table: EntryTable) -> TierStats:
-        bucket = self.mover.buckets[tier]
-        place = self.mover.disk.place if tier == G3 else ""
-        return tier_stats(tier, table, self.mover.counters[tier], bucket.mb_s, place)
+    def _stats(self, tier: SlowTier) -> TierStats:
+        kind = tier.where.kind if tier.where is not None and tier.on else ""
+        bucket = tier.bucket
+        return tier_stats(tier.name, tier.table, tier.counters, bucket.mb_s, tier.place, kind)

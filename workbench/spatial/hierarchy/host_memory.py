@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from workbench.spatial.hierarchy.aligned import aligned_empty
+
 MIN_STAGING_BYTES = 32 * 1024 * 1024
 
 
@@ -20,14 +22,18 @@ class HostMemory:
         self._spare: dict[int, list[np.ndarray]] = {}
 
     def take(self, num_bytes: int) -> np.ndarray:
-        """A buffer with unspecified content: uint8 [num_bytes]."""
+        """A buffer with unspecified content: uint8 [num_bytes], at a multiple of 4096.
+
+        So the disk reads into it and writes from it without a copy. A fresh one costs 1 us more
+        than an unaligned one, of the 200 us that it takes to fill 360 KiB of fresh memory.
+        """
         spare = self._spare.get(num_bytes)
         if spare:
             buffer = spare.pop()
             self.spare_bytes -= num_bytes
         else:
             self._trim(self.limit_bytes - num_bytes)
-            buffer = np.empty(num_bytes, dtype=np.uint8)
+            buffer = aligned_empty(num_bytes)
         self.live[id(buffer)] = buffer
         self.live_bytes += num_bytes
         return buffer
@@ -77,6 +83,10 @@ class Staging:
             return False
         self.used_bytes += buffer.nbytes
         return True
+
+    def disown(self, buffer: np.ndarray) -> None:
+        """Give an adopted buffer back to DRAM."""
+        self.used_bytes -= buffer.nbytes
 
     def give(self, buffer: np.ndarray) -> None:
         """Return a buffer."""

@@ -3,26 +3,41 @@
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
 from workbench.spatial.hierarchy.mover import Mover
+from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 
 def check_hierarchy(mover: Mover, jobs: LoadJobs, strict: bool) -> None:
     """Raise IntegrityError naming the first disagreement found (I5, I7, I10)."""
-    mover.dram.check()
+    for table in mover.tables:
+        table.check()
     _check_host_memory(mover)
-    quiet = mover.io.num_pending == 0 and mover.num_held == 0
-    mover.disk.check(idle=quiet, strict=strict)
-    if not quiet:
+    if mover.ladder.num_pending or len(mover.held):
         return
+    for tier in mover.ladder.tiers:
+        _check_medium(tier, strict)
+    pinned = [tier.name for tier in mover.ladder.tiers if tier.table.pinned_bytes]
+    if pinned:
+        raise IntegrityError(f"pages of {pinned[0]} are pinned although no transfer is pending")
     if len(jobs) == 0:
         kept = sum(entry.charged_bytes for entry in mover.kept.values())
-        if mover.dram.pinned_bytes != kept or mover.disk.table.pinned_bytes:
+        if mover.dram.pinned_bytes != kept:
             raise IntegrityError("pages are pinned although no load is in flight")
         if mover.staging.used_bytes:
             raise IntegrityError(
                 f"{mover.staging.used_bytes} bytes of staging are held although nothing moves"
             )
-    elif mover.disk.table.pinned_bytes:
-        raise IntegrityError("files are pinned although no transfer is pending")
+
+
+def _check_medium(tier: SlowTier, strict: bool) -> None:
+    """A medium that is ours alone holds what its index says, to the byte."""
+    if tier.medium is None or tier.shared:
+        return
+    real, counted = tier.medium.real_bytes, tier.table.used_bytes
+    if real > counted or (strict and real != counted):
+        raise IntegrityError(
+            f"{tier.name} counts {counted} bytes but its medium holds {real}: its index and its "
+            "pages differ"
+        )
 
 
 def _check_host_memory(mover: Mover) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 from workbench.cache.keys import TierKey
 from workbench.cache.tier import LoadResult
 from workbench.errors import IntegrityError
-from workbench.spatial.hierarchy.disk_tier import DiskTier
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
 from workbench.spatial.hierarchy.io_thread import Outcome
-from workbench.spatial.hierarchy.mover import G2, G3, Mover
+from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +25,8 @@ class _Slot:
     key: TierKey
     tier: str = ""
     entry: Entry | None = None
-    source: Entry | None = None  # on disk, pinned until its read has ended
+    source: Entry | None = None  # in a slow tier, pinned until its read has ended
+    below: SlowTier | None = None  # which
     staged: np.ndarray | None = None
     staged_state: State = State.FAILED
     abandoned: bool = False
@@ -58,17 +59,17 @@ class LoadJobs:
         return len(self._jobs)
 
     def submit(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys, start reading what lies on disk, and return the job's id."""
+        """Pin the keys, start reading what lies below DRAM, and return the job's id."""
         mover = self._mover
         now_s = mover.clock.now_s()
         slots = [_Slot(key) for key in keys]
         for slot in reversed(slots):  # last page first, so that a prefix outlives its tail
             self._pin_source(slot)
         for slot in slots:
-            if slot.source is not None:
-                self._start_read(slot, slot.source)
+            if slot.source is not None and slot.below is not None:
+                self._start_read(slot, slot.source, slot.below)
         g2_bytes = sum(slot.entry.page_bytes for slot in slots if slot.tier == G2 and slot.entry)
-        ready_at_s = mover.buckets[G2].reserve(g2_bytes, now_s) if g2_bytes else now_s
+        ready_at_s = mover.dram_bucket.reserve(g2_bytes, now_s) if g2_bytes else now_s
         job = _Job(self._next_id, slots, now_s, ready_at_s, keys=tuple(keys))
         self._jobs[job.job_id] = job
         self._next_id += 1
@@ -109,26 +110,31 @@ class LoadJobs:
     def _pin_source(self, slot: _Slot) -> None:
         mover = self._mover
         entry = mover.dram.get(slot.key)
-        source = mover.disk.table.get(slot.key)
         if entry is not None:
             mover.dram.touch(entry)
             mover.dram.pin(entry)
             slot.entry, slot.tier = entry, G2
-        if source is not None and source.state is State.READY:
-            mover.disk.table.touch(source)
-            if entry is None:
-                mover.disk.table.pin(source)
-                slot.source, slot.tier = source, G3
+            mover.hit(entry)
+        for tier in mover.ladder.tiers:
+            source = tier.table.get(slot.key)
+            if source is not None and source.state is State.READY:
+                tier.table.touch(source)
+        found = mover.ladder.source(slot.key) if entry is None else None
+        if found is not None:
+            slot.below, slot.source = found
+            slot.tier = slot.below.name
+            slot.below.table.pin(slot.source)
+            mover.ladder.admission.seen(slot.key)
 
-    def _start_read(self, slot: _Slot, source: Entry) -> None:
-        mover, disk = self._mover, self._mover.disk
+    def _start_read(self, slot: _Slot, source: Entry, below: SlowTier) -> None:
+        mover = self._mover
         twin = mover.dram.get(slot.key)
         if twin is None:
             twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums, source.coded)
         else:  # the same key twice in one job: one read serves both
             mover.dram.pin(twin)
             slot.entry = twin
-            disk.table.unpin(source)
+            below.table.unpin(source)
             return
         if twin is not None:
             mover.dram.pin(twin)  # by the read
@@ -140,13 +146,13 @@ class LoadJobs:
             slot.staged_state = State.WRITING
         if buffer is None:
             slot.staged_state = State.FAILED
-            mover.fault(G3, "no_room", source)
-            disk.table.unpin(source)
+            mover.fault(below.name, "no_room", source)
+            below.table.unpin(source)
             return
-        self._read(slot, source, twin, buffer, disk)
+        self._read(slot, source, twin, buffer, below)
 
     def _read(
-        self, slot: _Slot, source: Entry, twin: Entry | None, buffer: np.ndarray, disk: DiskTier
+        self, slot: _Slot, source: Entry, twin: Entry | None, buffer: np.ndarray, below: SlowTier
     ) -> None:
         mover = self._mover
 
@@ -154,6 +160,7 @@ class LoadJobs:
             state = State.FAILED if outcome.reason else State.READY
             if twin is not None:
                 twin.state = state
+                twin.checksums = source.checksums
                 if outcome.reason:
                     mover.dram.remove(twin)
                 else:
@@ -165,16 +172,20 @@ class LoadJobs:
                     mover.staging.give(buffer)
 
         def then(outcome: Outcome) -> None:
+            if outcome.record is not None:  # as another engine put it
+                source.record, source.checksums = outcome.record, outcome.record.checksums
             if outcome.reason:
-                mover.fault(G3, outcome.reason, source)
-                disk.table.remove(source)
+                mover.fault(below.name, outcome.reason, source)
+                below.table.remove(source)
             else:
-                mover.counters[G3].loaded(source.page_bytes, outcome.seconds)
-            disk.table.unpin(source)
-            ready_at_s = mover.buckets[G3].reserve(source.page_bytes, outcome.start_s)
-            mover.hold(G3, ready_at_s, lambda: finish(outcome))
+                below.loaded(source.page_bytes, outcome.seconds)
+                if twin is not None and mover.settings.inclusive == "exclusive":
+                    below.promoted(source)
+            below.table.unpin(source)
+            ready_at_s = below.bucket.reserve(source.page_bytes, outcome.start_s)
+            mover.held.hold(below.name, ready_at_s, lambda: finish(outcome))
 
-        mover.io.submit(lambda: disk.read(source, buffer, mover.clock), then, buffer.nbytes)
+        below.read(source, buffer, then)
 
     def _result(self, job: _Job) -> LoadResult:
         mover = self._mover

@@ -98,6 +98,12 @@ class Medium(Protocol):
     def scan(self) -> Iterator[tuple[PageRecord, int]]:
         """Whole pages with their real bytes, oldest use first, as a new process finds them."""
 
+    def resize(self, capacity_bytes: int) -> bool:
+        """Take a new cap, after the tier removed what is above it; False: it must be opened anew.
+
+        A medium whose cap is not ours to set answers True.
+        """
+
     @property
     def real_bytes(self) -> int:
         """Bytes that our pages take on the medium now, counted there."""

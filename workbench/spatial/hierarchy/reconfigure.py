@@ -1,21 +1,28 @@
 """Live change of the tiers: everything that can fail happens before anything changes."""
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
-from workbench.spatial.hierarchy.disk_folder import DiskFolder
-from workbench.spatial.hierarchy.disk_tier import DiskTier
+from workbench.spatial.hierarchy.admission import make_admission
 from workbench.spatial.hierarchy.host_memory import MIN_STAGING_BYTES
-from workbench.spatial.hierarchy.mover import G2, G3, Mover
+from workbench.spatial.hierarchy.ladder import G3
+from workbench.spatial.hierarchy.media import (
+    MIB,
+    capacity_bytes,
+    open_medium,
+    place_of,
+    throttle_mb_s,
+)
+from workbench.spatial.hierarchy.medium import Medium
+from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.page_file import ALIGN
+from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 if TYPE_CHECKING:
     from workbench.spatial.hierarchy.hierarchy import Hierarchy
 
-MIB = 1024 * 1024
 IO_TIMEOUT_S = 30.0
 
 
@@ -29,7 +36,7 @@ class ConfigureReport:
     disk_bytes: int
     num_evicted_dram: int = 0  # of which num_demoted went on living on disk
     num_demoted: int = 0
-    num_evicted_disk: int = 0
+    num_evicted_disk: int = 0  # of all slow tiers
     num_pinned_kept: int = 0  # entries over the cap that a load still holds
     seconds: float = 0.0
 
@@ -38,24 +45,24 @@ def reconfigure(hierarchy: "Hierarchy", settings: TierSettings) -> ConfigureRepo
     """Apply settings; TierError leaves everything as it was."""
     mover, clock = hierarchy.mover, hierarchy.mover.clock
     start_s = clock.now_s()
-    before = (mover.dram.capacity_bytes, mover.disk.table.capacity_bytes)
-    dram_bytes, disk_bytes = int(settings.dram_mib * MIB), int(settings.disk_mib * MIB)
-    _check_sizes(hierarchy.page_bytes_hint, dram_bytes, disk_bytes, settings)
-    moved = not mover.disk.on or _other_path(mover.disk, settings.disk_path)
-    folder = DiskFolder(settings.disk_path) if disk_bytes and moved else None
+    before = [table.capacity_bytes for table in mover.tables]
+    dram_bytes, hint = int(settings.dram_mib * MIB), hierarchy.page_bytes_hint
+    _check_sizes(hint, dram_bytes, settings)
+    opened = _open_media(mover, settings)
 
-    mover.set_throttle(G2, settings.dram_throttle_mb_s)
-    mover.set_throttle(G3, settings.disk_throttle_mb_s)
-    num_evicted_disk = 0
-    if mover.disk.on and (moved or not disk_bytes):
-        num_evicted_disk += len(mover.disk.table)
-        mover.close_disk()
-    if folder is not None:
-        _open_disk(mover, DiskTier(folder, disk_bytes, mover.io), clock)
-    elif mover.disk.on:
-        num_evicted_disk += _resize_disk(mover, disk_bytes)
-    mover.disk.codec = hierarchy.make_codec(settings.disk_codec)
-    staging_bytes = max(MIN_STAGING_BYTES, 8 * hierarchy.page_bytes_hint) if disk_bytes else 0
+    mover.settings = settings
+    mover.held.set_rate(G2, mover.dram_bucket, settings.dram_throttle_mb_s)
+    if mover.ladder.admission.name != settings.admission:
+        mover.ladder.admission = make_admission(settings.admission, clock)
+    num_evicted_below = sum(
+        _renew(mover, at, settings, opened.get(tier.name))
+        for at, tier in enumerate(mover.ladder.tiers)
+    )
+    for tier in mover.ladder.tiers:
+        private = not tier.shared and not (tier.where is not None and tier.where.keep)
+        tier.edge.choose(settings.disk_codec, hierarchy.make_codec, private)
+    num_on = sum(tier.on for tier in mover.ladder.tiers)
+    staging_bytes = max(MIN_STAGING_BYTES, 8 * hint) * num_on
     mover.staging.capacity_bytes = staging_bytes
     mover.memory.set_limit(dram_bytes + staging_bytes)
     num_evicted, num_demoted = _resize_dram(mover, dram_bytes)
@@ -64,20 +71,20 @@ def reconfigure(hierarchy: "Hierarchy", settings: TierSettings) -> ConfigureRepo
         before[0],
         dram_bytes,
         before[1],
-        disk_bytes,
+        mover.tables[1].capacity_bytes,
         num_evicted,
         num_demoted,
-        num_evicted_disk,
+        num_evicted_below,
         sum(entry.pins > 0 for entry in mover.dram.all_entries()) if over else 0,
         clock.now_s() - start_s,
     )
 
 
-def _check_sizes(hint: int, dram_bytes: int, disk_bytes: int, settings: TierSettings) -> None:
-    disk_page = DiskTier.closed().charge(hint, 1)
+def _check_sizes(hint: int, dram_bytes: int, settings: TierSettings) -> None:
+    disk_page = ALIGN + -(-hint // ALIGN) * ALIGN
     for name, given, size, least, what in (
         ("dram_mib", settings.dram_mib, dram_bytes, hint, "DRAM"),
-        ("disk_mib", settings.disk_mib, disk_bytes, disk_page, "the disk tier"),
+        ("disk_mib", settings.disk_mib, capacity_bytes(G3, settings), disk_page, "the disk tier"),
     ):
         if given > 0 and size < least:
             raise TierError(
@@ -86,33 +93,57 @@ def _check_sizes(hint: int, dram_bytes: int, disk_bytes: int, settings: TierSett
             )
 
 
-def _other_path(disk: DiskTier, path: str) -> bool:
-    if disk.folder is None:
-        return True
-    old = disk.folder.user_path
-    if not old or not path:
-        return old != path
-    return os.path.realpath(os.path.expanduser(old)) != os.path.realpath(os.path.expanduser(path))
+def _open_media(mover: Mover, settings: TierSettings) -> dict[str, Medium]:
+    """New media by tier, for those whose place changes; on TierError none stays open."""
+    opened: dict[str, Medium] = {}
+    try:
+        for tier in mover.ladder.tiers:
+            place = place_of(tier.name, settings)
+            if place is not None and not _same(tier, place.kind, place.address):
+                opened[tier.name] = open_medium(tier.name, settings)
+    except TierError:
+        for medium in opened.values():
+            medium.close(keep=True)
+        raise
+    return opened
 
 
-def _open_disk(mover: Mover, disk: DiskTier, clock: Clock) -> None:
-    mover.disk = disk
-    counters = mover.counters[G3]
-    counters.reopened()
-    disk.probe(clock, counters.load_fit, counters.store_fit)
+def _same(tier: SlowTier, kind: str, address: str) -> bool:
+    return tier.on and tier.where is not None and (tier.where.kind, tier.where.address) == (
+        kind, address
+    )  # fmt: skip
 
 
-def _resize_disk(mover: Mover, disk_bytes: int) -> int:
-    evicted = 0
-    table = mover.disk.table
-    if disk_bytes < table.used_bytes:
-        _settle(mover)
-        for entry in table.all_entries():
-            if table.used_bytes <= disk_bytes:
+def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None) -> int:
+    """Bring one slow tier to the settings; returns how many entries it lost."""
+    tier = mover.ladder.tiers[at]
+    place, size = place_of(tier.name, settings), capacity_bytes(tier.name, settings)
+    mover.held.set_rate(tier.name, tier.bucket, throttle_mb_s(tier.name, settings))
+    lost = 0
+    if tier.on and (place is None or medium is not None):
+        lost = len(tier.table)
+        mover.ladder.close_tier(tier)
+    if place is not None and medium is not None:
+        tier.open(medium, place, size)
+    elif place is not None:
+        tier.where = place
+        lost += _resize(mover, at, size)
+    return lost
+
+
+def _resize(mover: Mover, at: int, size: int) -> int:
+    tier, evicted = mover.ladder.tiers[at], 0
+    if size == tier.table.capacity_bytes:
+        return 0
+    if size < tier.table.used_bytes:
+        tier.io.wait_idle(IO_TIMEOUT_S)
+        mover.advance()
+        for entry in tier.table.all_entries():
+            if tier.table.used_bytes - tier.table.leaving_bytes <= size:
                 break
-            mover.evict_disk(entry)
+            mover.ladder.evict(at, entry)
             evicted += 1
-    mover.disk.set_capacity(disk_bytes)
+    tier.set_capacity(size)
     return evicted
 
 
@@ -124,8 +155,3 @@ def _resize_dram(mover: Mover, dram_bytes: int) -> tuple[int, int]:
             mover.dram.remove(entry)
             evicted += 1
     return evicted, demoted
-
-
-def _settle(mover: Mover) -> None:
-    mover.io.wait_idle(IO_TIMEOUT_S)
-    mover.advance()

@@ -1,5 +1,9 @@
 """A token bucket that slows real transfers to a stated bandwidth (shown as `throttled`)."""
 
+from collections.abc import Sequence
+
+from workbench.spatial.hierarchy.bandwidth import TransferFit
+
 
 class TokenBucket:
     """Paces transfers of one tier to `mb_s` (10^6 bytes per second; 0 = off).
@@ -36,3 +40,14 @@ class TokenBucket:
         self._free_at_s = now_s + max(0.0, self._free_at_s - now_s) * factor
         self.mb_s = mb_s
         return factor
+
+
+def paced_s(
+    fit: TransferFit, bucket: TokenBucket, sizes: Sequence[int], queued_bytes: int, now_s: float
+) -> float:
+    """Predicted seconds of so many transfers behind what is queued, as a throttle lets them."""
+    num_bytes = sum(sizes) + queued_bytes
+    seconds = fit.predict_s(num_bytes, len(sizes))
+    if bucket.on:
+        seconds = max(seconds, bucket.wait_s(now_s) + num_bytes / (bucket.mb_s * 1e6))
+    return seconds

@@ -5,6 +5,8 @@ The file is safetensors. Its tensors, for L layers, H KV heads of D numbers:
     k.mean v.mean           [L, H, D]       of keys before RoPE, of values
     k.basis v.basis         [L, H, D, D]    principal directions as rows, the strongest first
     k.power v.power         [L, H, D]       mean square along each
+    k.joint3 v.joint3 ..    [L, H/3, 3D, 3D] principal directions of 3 heads joined, and of other
+    k.joint_power3 ..       [L, H/3, 3D]    numbers of heads that divide H (`joined_heads`)
     k.low k.high            [L, H, D]       range of each channel of keys before RoPE
     k.levels2 .. v.levels4  [L, H, 2**bits] of KVQuant, in [-1, 1], rising
     k.top k.top_plain v.top [L, H]          largest number, of keys after and before RoPE
@@ -30,8 +32,9 @@ from workbench.errors import SettingError
 from workbench.model.decoder import Decoder
 from workbench.model.fetch import cache_dir, writing
 
-KIND = "kv-workbench calibration 1"
+KIND = "kv-workbench calibration 2"
 LEVEL_BITS = (2, 3, 4)
+MAX_JOINED = 512  # numbers of joined heads; Palu joins 4 heads of 128
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Calibration:
 
     def _table(self, plane: str, fmt: PageFormat, at: tuple[Tensor, Tensor]) -> Tensor:
         """A format's table, fp32 [layers, heads, W]."""
-        known = {name: x[at] for name, x in self.tensors.items()}
+        known = {name: x[at] for name, x in self.tensors.items() if "joint" not in name}
         if isinstance(fmt, NuqChannels):
             low, high = known["k.low"], known["k.high"]
             half = ((high - low) / 2).clamp_min(1e-6)
@@ -82,12 +85,29 @@ class Calibration:
         if isinstance(fmt, NuqTokens):
             return known[f"v.levels{fmt.bits}"]
         if isinstance(fmt, LowRank):
-            rows = known[f"{plane}.basis"]
-            rows = rows[..., : fmt.rank_of(rows.shape[-1]), :]
+            mean = known[f"{plane}.mean"][..., None, :]
+            rows = self._basis(plane, fmt.heads)[at][..., : fmt.rank_of(mean.shape[-1]), :]
             if fmt.bits < 16:
                 rows = mixing(rows.shape[-2]) @ rows
-            return torch.cat([known[f"{plane}.mean"][..., None, :], rows], -2).flatten(-2)
+            return torch.cat([mean, rows], -2).flatten(-2)
         raise ValueError(f"nothing is known of the table of format {fmt.name}")
+
+    def power(self, plane: str, heads: int) -> Tensor:
+        """Mean square along the directions of so many joined heads, [L, H / heads, heads * D]."""
+        return self.tensors[f"{plane}.power" if heads == 1 else f"{plane}.joint_power{heads}"]
+
+    def _basis(self, plane: str, heads: int) -> Tensor:
+        """Each head's columns of the basis of so many joined heads, [L, H, heads * D, D]."""
+        if heads == 1:
+            return self.tensors[f"{plane}.basis"]
+        rows = self.tensors[f"{plane}.joint{heads}"]  # [L, H / heads, heads * D, heads * D]
+        return rows.unflatten(-1, (heads, -1)).movedim(-2, 2).flatten(1, 2)
+
+
+def joined_heads(num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Numbers of heads, 2 or more, that can share a basis."""
+    most = min(num_kv_heads, MAX_JOINED // head_dim)
+    return tuple(count for count in range(2, most + 1) if num_kv_heads % count == 0)
 
 
 def mixing(size: int) -> Tensor:
@@ -100,7 +120,7 @@ def mixing(size: int) -> Tensor:
 
 def default_path(decoder: Decoder) -> Path:
     """Where the calibration of these weights lies in the cache folder."""
-    return cache_dir() / "calibration" / f"{decoder.fingerprint[:32]}.safetensors"
+    return cache_dir() / "calibration" / f"{decoder.fingerprint[:32]}-{KIND[-1]}.safetensors"
 
 
 def save(tensors: dict[str, Tensor], decoder: Decoder, num_tokens: int, path: Path) -> Calibration:
@@ -154,6 +174,10 @@ def shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
         found[f"{plane}.top"] = lead
         found |= {f"{plane}.{name}": (*lead, dim) for name in ("mean", "power")}
         found[f"{plane}.basis"] = (*lead, dim, dim)
+        for count in joined_heads(arch.num_kv_heads, dim):
+            joined = (lead[0], lead[1] // count, count * dim)
+            found[f"{plane}.joint{count}"] = (*joined, count * dim)
+            found[f"{plane}.joint_power{count}"] = joined
         found |= {f"{plane}.levels{bits}": (*lead, 2**bits) for bits in LEVEL_BITS}
     return found
 

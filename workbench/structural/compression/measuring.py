@@ -18,7 +18,7 @@ from workbench.model.decoder import Decoder
 from workbench.model.help_text import topic_tokens
 from workbench.model.naive import causal_attend
 from workbench.model.tokenizer import Tokenizer
-from workbench.structural.compression.calibration import LEVEL_BITS
+from workbench.structural.compression.calibration import LEVEL_BITS, joined_heads
 
 WINDOW = 512  # tokens that see one another
 OUTSIDE = 0.005  # share of a channel's numbers beyond either end of its range
@@ -50,6 +50,10 @@ def measure(
     for name, x in (("k", k), ("v", v)):
         for part, value in zip(("mean", "basis", "power"), _directions(x), strict=True):
             tensors[f"{name}.{part}"] = value
+        for count in joined_heads(*x.shape[2:]):
+            joined = x.unflatten(2, (-1, count)).flatten(3)  # [L, T, H / count, count * D]
+            _, rows, power = _directions(joined)
+            tensors[f"{name}.joint{count}"], tensors[f"{name}.joint_power{count}"] = rows, power
     tensors["k.low"], tensors["k.high"] = _channel_ranges(k)
     for name, places in (("k", _places_k(k, tensors)), ("v", _places_v(v))):
         for bits in LEVEL_BITS:

@@ -12,32 +12,33 @@ from workbench.errors import SettingError
 from workbench.structural.compression.calibration import Calibration
 
 
-def choose_ranks(known: Calibration, mean_rank: int) -> dict[int, int]:
-    """Rank of each layer, multiples of 4, whose mean is at most `mean_rank`.
+def choose_ranks(known: Calibration, mean_rank: int, heads: int = 1) -> dict[int, int]:
+    """Rank of each layer, multiples of 4 a joined head, whose mean is at most `mean_rank`.
 
-    Raises SettingError for a mean below 4 or above the width of a head.
+    Raises SettingError for a mean below 4 a head or above the width of the joined heads.
     """
-    power = np.stack([known.tensors[f"{plane}.power"].double().numpy() for plane in ("k", "v")])
+    unit = RANK_UNIT * heads
+    power = np.stack([known.power(plane, heads).double().numpy() for plane in ("k", "v")])
     dim, layers = power.shape[-1], power.shape[1]  # power [2, L, H, D]
-    if not RANK_UNIT <= mean_rank <= dim:
-        raise SettingError(f"a mean rank of {mean_rank} is out of range: {RANK_UNIT} to {dim}")
+    if not unit <= mean_rank <= dim:
+        raise SettingError(f"a mean rank of {mean_rank} is out of range: {unit} to {dim}")
     shares = power / np.maximum(power.sum(-1, keepdims=True), 1e-30)
-    whole = dim // RANK_UNIT * RANK_UNIT
-    units = shares[..., :whole].reshape(*shares.shape[:-1], -1, RANK_UNIT).sum(-1)
+    whole = dim // unit * unit
+    units = shares[..., :whole].reshape(*shares.shape[:-1], -1, unit).sum(-1)
     gains = units.mean((0, 2))  # [L, units]
     taken = np.ones(layers, int)
-    for _ in range(mean_rank * layers // RANK_UNIT - layers):
+    for _ in range(mean_rank * layers // unit - layers):
         open_layers = np.flatnonzero(taken < gains.shape[1])
         best = open_layers[np.argmax(gains[open_layers, taken[open_layers]])]
         taken[best] += 1
-    return {layer: int(count) * RANK_UNIT for layer, count in enumerate(taken)}
+    return {layer: int(count) * unit for layer, count in enumerate(taken)}
 
 
-def kept_share(known: Calibration, ranks: dict[int, int]) -> float:
+def kept_share(known: Calibration, ranks: dict[int, int], heads: int = 1) -> float:
     """Share of the mean square of K and V that the ranks keep, mean over planes, layers, heads."""
     shares = []
     for plane in ("k", "v"):
-        power = known.tensors[f"{plane}.power"].double()
+        power = known.power(plane, heads).double()
         for layer, rank in ranks.items():
             shares.append(power[layer, :, :rank].sum(-1) / power[layer].sum(-1).clamp_min(1e-30))
     return float(np.mean([float(share.mean()) for share in shares]))

@@ -1,0 +1,77 @@
+"""A process that a medium starts for itself, and that ends with it whatever happens to us."""
+
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+_SHUTDOWN_S = 3.0
+
+
+class Companion:
+    """Runs a command with a private folder (mode 0700) of its own; `command(folder)` names it.
+
+    Its standard input is a pipe that ends when this process does, by whatever signal: the command
+    has to watch it. OSError if the folder or the process cannot be made.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix))
+        self.process: subprocess.Popen[bytes] | None = None
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._finalizer = weakref.finalize(self, _end, self._running, self.folder)
+
+    @property
+    def log_file(self) -> Path:
+        """What the process printed."""
+        return self.folder / "log.txt"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def start(self, command: Sequence[str]) -> None:
+        """Start the command; one that runs already is ended before."""
+        _stop(self._running)
+        # A session of its own keeps Ctrl-C in the terminal ours.
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._running.append(self.process)
+
+    def last_line(self) -> str:
+        """The last line that the process printed, for a message about its end."""
+        try:
+            lines = self.log_file.read_text(errors="replace").strip().splitlines()
+        except OSError:  # killed and removed from outside: nothing to say
+            lines = []
+        return lines[-1][:200] if lines else ""
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        self._finalizer()
+
+
+def _stop(running: list["subprocess.Popen[bytes]"]) -> None:
+    while running:
+        process = running.pop()
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_SHUTDOWN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _end(running: list["subprocess.Popen[bytes]"], folder: Path) -> None:
+    _stop(running)
+    shutil.rmtree(folder, ignore_errors=True)

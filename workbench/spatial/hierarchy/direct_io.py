@@ -1,0 +1,231 @@
+"""Batches of aligned reads and writes on one file: io_uring at depth 32, or one call at a time.
+
+    pieces    [0..12K) a   [12K..24K) b   [40K..52K) c        each with its own buffer
+    one I/O   [0..24K) a,b                                     adjacent ones are gathered
+    one I/O                               [40K..52K) c
+
+The ring is liburing's (PyPI `liburing`). Its calls hold Python's lock, so waiting is done in
+poll() on the ring's descriptor, which lets the engine's thread run, and submissions are small.
+"""
+
+import os
+import select
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from workbench.spatial.hierarchy.aligned import ALIGN
+from workbench.spatial.hierarchy.io_errors import fault_reason
+
+DEPTH = 32
+MAX_IO_BYTES = 1 << 20
+MAX_BUFFERS = 1024  # IOV_MAX
+SUBMIT_AT_ONCE = 8
+SUBMIT_TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of one buffer at one place of the file; `owner` is told if it fails."""
+
+    offset: int
+    view: memoryview
+    owner: int
+
+
+@dataclass(slots=True)
+class IoCounts:
+    """What a file has moved: I/Os handed to the kernel, and their bytes."""
+
+    num_reads: int = 0
+    num_writes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    @property
+    def num_ios(self) -> int:
+        """Reads and writes."""
+        return self.num_reads + self.num_writes
+
+
+class DirectIo:
+    """Runs batches of pieces on an open file; one thread at a time.
+
+    `use_ring`: False forces one system call an I/O. `coalesce`: whether adjacent pieces are
+    gathered. Nothing here raises for a fault of the file: `run` returns it.
+    """
+
+    def __init__(
+        self, file: int, use_ring: bool = True, depth: int = DEPTH, coalesce: bool = True
+    ) -> None:
+        self.counts = IoCounts()
+        self._file = file
+        self._coalesce = coalesce
+        self._ring = Ring.open(depth) if use_ring else None
+
+    @property
+    def way(self) -> str:
+        """`io_uring` or `preadv`."""
+        return "io_uring" if self._ring is not None else "preadv"
+
+    def run(self, pieces: Sequence[Piece], write: bool) -> dict[int, str]:
+        """Move all pieces; returns the fault's word of each owner that failed."""
+        ios = gather(pieces) if self._coalesce else [[piece] for piece in pieces]
+        num_bytes = sum(len(piece.view) for piece in pieces)
+        if write:
+            self.counts.num_writes += len(ios)
+            self.counts.written_bytes += num_bytes
+        else:
+            self.counts.num_reads += len(ios)
+            self.counts.read_bytes += num_bytes
+        if self._ring is not None and len(ios) > 1:
+            partial = self._ring.run(self._file, ios, write)
+            if self._ring.broken:
+                self.close()
+        else:
+            partial = [io for io in ios if not self._move_all(io, write)]
+        failed: dict[int, str] = {}
+        for io in partial:  # rare: find out which of its pieces it was
+            for piece in io:
+                reason = self._move(piece, write)
+                if reason:
+                    failed.setdefault(piece.owner, reason)
+        return failed
+
+    def close(self) -> None:
+        """Give the ring back."""
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+
+    def _move_all(self, io: list[Piece], write: bool) -> bool:
+        call = os.pwritev if write else os.preadv
+        try:
+            moved = call(self._file, [piece.view for piece in io], io[0].offset)
+        except OSError:  # told by `_move`, which meets it again
+            return False
+        return moved == sum(len(piece.view) for piece in io)
+
+    def _move(self, piece: Piece, write: bool) -> str:
+        call = os.pwritev if write else os.preadv
+        done = 0
+        while done < len(piece.view):
+            try:
+                moved = call(self._file, [piece.view[done:]], piece.offset + done)
+            except OSError as error:
+                return fault_reason(error)
+            if moved == 0 or moved % ALIGN:  # the file ends here
+                return "disk_full" if write else "truncated"
+            done += moved
+        return ""
+
+
+def gather(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Adjacent pieces as one I/O each, in order of their place, of at most 1 MiB where possible."""
+    ios: list[list[Piece]] = []
+    end = size = -1
+    for piece in sorted(pieces, key=lambda piece: piece.offset):
+        length = len(piece.view)
+        if piece.offset == end and size + length <= MAX_IO_BYTES and len(ios[-1]) < MAX_BUFFERS:
+            ios[-1].append(piece)
+            size += length
+        else:
+            ios.append([piece])
+            size = length
+        end = piece.offset + length
+    return ios
+
+
+class Ring:
+    """An io_uring of `depth` I/Os in flight."""
+
+    def __init__(self, library: ModuleType, depth: int) -> None:
+        self.broken = False  # entries lie in its queue that must never be submitted
+        self._lib = library
+        self._depth = depth
+        self._ring = library.Ring()
+        library.io_uring_queue_init(depth, self._ring)
+        self._cqe = library.Cqe()
+        self._poll = select.poll()
+        self._poll.register(self._ring.ring_fd, select.POLLIN)
+
+    @classmethod
+    def open(cls, depth: int) -> "Ring | None":
+        """A ring, or None where the package or the kernel has none (or forbids it)."""
+        try:
+            import liburing
+
+            return cls(liburing, depth)
+        except (ImportError, OSError):
+            return None
+
+    def run(self, file: int, ios: list[list[Piece]], write: bool) -> list[list[Piece]]:
+        """Move every I/O; returns those that failed or came back short."""
+        flying: dict[int, object] = {}  # number of an I/O -> what the kernel reads from
+        partial: list[list[Piece]] = []
+        at = 0
+        try:
+            while at < len(ios) or flying:
+                room = min(self._depth - len(flying), SUBMIT_AT_ONCE, len(ios) - at)
+                for number in range(at, at + room):
+                    flying[number] = self._prepare(file, ios[number], number, write)
+                at += room
+                if room and not self._submit():
+                    # No memory for more: what the kernel did not take goes another way.
+                    for number in range(at - self._lib.io_uring_sq_ready(self._ring), at):
+                        del flying[number]
+                        partial.append(ios[number])
+                    self.broken = True
+                    partial.extend(ios[at:])
+                    at = len(ios)
+                if flying and (len(flying) == self._depth or at == len(ios)):
+                    self._wait()
+                self._reap(ios, flying, partial)
+        finally:
+            while flying:  # interrupted: the kernel still writes into the caller's buffers
+                self._wait()
+                self._reap(ios, flying, partial)
+        return partial
+
+    def close(self) -> None:
+        """Give the ring back to the kernel."""
+        self._lib.io_uring_queue_exit(self._ring)
+
+    def _prepare(self, file: int, io: list[Piece], number: int, write: bool) -> object:
+        lib = self._lib
+        vector = lib.Iovec([piece.view for piece in io])
+        entry = lib.io_uring_get_sqe(self._ring)
+        prepare = lib.io_uring_prep_writev if write else lib.io_uring_prep_readv
+        prepare(entry, file, vector, io[0].offset)
+        entry.user_data = number
+        return vector
+
+    def _submit(self) -> bool:
+        for _ in range(SUBMIT_TRIES):
+            try:
+                self._lib.io_uring_submit(self._ring)
+            except OSError:  # for the moment the kernel has no memory for it
+                self._poll.poll(1)
+            if not self._lib.io_uring_sq_ready(self._ring):
+                return True
+        return False
+
+    def _wait(self) -> None:
+        self._poll.poll()
+
+    def _reap(
+        self, ios: list[list[Piece]], flying: dict[int, object], partial: list[list[Piece]]
+    ) -> None:
+        lib = self._lib
+        for _ in range(lib.io_uring_cq_ready(self._ring)):
+            lib.io_uring_peek_cqe(self._ring, self._cqe)
+            entry = self._cqe[0]  # only the first: the queue is a ring, its rest may wrap around
+            number = entry.user_data
+            try:
+                moved = entry.res
+            except OSError:  # the caller tries each of its pieces again, and tells what it meets
+                moved = -1
+            lib.io_uring_cq_advance(self._ring, 1)
+            del flying[number]
+            if moved != sum(len(piece.view) for piece in ios[number]):
+                partial.append(ios[number])

@@ -1,0 +1,346 @@
+"""The local disk (G3): pages in one preallocated file, written past the page cache in batches.
+
+    | superblock | table | header, payload | header, payload | free ...      | free  |
+                              written first, then the table's entry: only now is the page there
+
+Layout and crash safety: `disk_record.py`. Placement: `extents.py`, `disk_space.py`. I/O:
+`direct_io.py`. One file and io_uring as in FlexKV and Mooncake; the cap on real bytes is ours.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workbench.errors import TierError
+from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
+from workbench.spatial.hierarchy.direct_io import DEPTH, DirectIo, IoCounts
+from workbench.spatial.hierarchy.disk_folder import DiskFolder
+from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
+from workbench.spatial.hierarchy.disk_record import Placed, max_runs, page_blocks
+from workbench.spatial.hierarchy.disk_space import (
+    SMALLEST_PAGE_BLOCKS,
+    DiskSpace,
+    largest_table_blocks,
+    least_capacity_bytes,
+    target_blocks,
+    usable_bytes,
+)
+from workbench.spatial.hierarchy.disk_table import DiskTable
+from workbench.spatial.hierarchy.disk_transfers import DiskTransfers
+from workbench.spatial.hierarchy.extents import Run
+from workbench.spatial.hierarchy.io_errors import fault_reason
+from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
+
+FIRST_TABLE_SHARE = 4096  # of the file; enough for pages of 64 KiB
+LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
+
+
+@dataclass(frozen=True)
+class DiskWays:
+    """How to move bytes; what the kernel or the file system lacks is left out by itself."""
+
+    ring: bool = True
+    direct: bool = True
+    depth: int = DEPTH
+    coalesce: bool = True
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A page of the index: where it lies, its entry of the table, and its last use."""
+
+    placed: Placed
+    entry: int
+    used: int
+
+
+class DiskFile:
+    """A `Medium` on local disk.
+
+    `path`: the user's folder, or empty for a private one. `capacity_bytes`: hard cap on the file's
+    real bytes. `keep`: whether pages stay for a later process (with a path only). TierError if the
+    folder or file cannot be created, locked or filled.
+    """
+
+    shared = False
+
+    def __init__(
+        self, path: str, capacity_bytes: int, keep: bool = False, ways: DiskWays | None = None
+    ) -> None:
+        if capacity_bytes < LEAST_CAPACITY_BYTES:
+            raise TierError(
+                f"a disk tier of {capacity_bytes} bytes holds no page at all: give at least "
+                f"{LEAST_CAPACITY_BYTES} bytes"
+            )
+        ways = ways or DiskWays()
+        self._folder = DiskFolder(path, keep)
+        self.capacity_bytes = capacity_bytes
+        self.persistent = self._folder.keep
+        self.place = self._folder.file_path
+        self._index: dict[bytes, _Kept] = {}
+        self._limbo: list[Run] = []  # of removed pages, until their entries are cleared on the file
+        self._generation = self._clock = 0
+        self._closed = False
+        try:
+            self._file, self._direct = open_file(self.place, ways.direct)
+            self._io = DirectIo(self._file, ways.ring, ways.depth, ways.coalesce)
+            self._transfers = DiskTransfers(self._io)
+            self._table = DiskTable(self._io)
+            self._start()
+        except (OSError, TierError) as error:
+            why = refuse(self.place, capacity_bytes, error)
+            self._let_go(keep=not hasattr(self, "_file") or os.fstat(self._file).st_size > 0)
+            raise why from None
+
+    @property
+    def way(self) -> str:
+        """How bytes move, for the screen: `io_uring, O_DIRECT`, `preadv, page cache`, ..."""
+        return f"{self._io.way}, {'O_DIRECT' if self._direct else 'page cache'}"
+
+    @property
+    def usable_bytes(self) -> int:
+        """The sum of `charge_bytes` that always fits under the cap."""
+        return usable_bytes(self.capacity_bytes)
+
+    @property
+    def real_bytes(self) -> int:
+        """Bytes that our pages take on the medium now, counted by its free space."""
+        return (self._space.used_blocks - self._own_blocks - self._limbo_blocks) * ALIGN
+
+    @property
+    def file_bytes(self) -> int:
+        """What the file takes on its disk (st_blocks * 512), free blocks and all."""
+        return self._space.file_bytes
+
+    @property
+    def counts(self) -> IoCounts:
+        """I/Os and bytes since opening."""
+        return self._io.counts
+
+    @property
+    def bounce(self) -> Bounce:
+        """The buffer that unaligned bytes go through, with its counts."""
+        return self._transfers.bounce
+
+    def charge_bytes(self, record: PageRecord) -> int:
+        """Bytes to reserve for a page before it is put; exactly what it will take."""
+        return page_blocks(record) * ALIGN
+
+    def put(self, puts: Sequence[Put]) -> list[Done]:
+        """Write pages: their blocks first, then the entries that make them visible."""
+        done = [Done()] * len(puts)
+        writes: list[tuple[int, Placed]] = []
+        for number, put in enumerate(puts):
+            placed = self._find_room(put.record) if self._entries_for(len(writes) + 1) else None
+            if placed is None:
+                done[number] = Done("over_cap")
+            else:
+                writes.append((number, placed))
+        failed = self._transfers.write([(placed, puts[at].payload) for at, placed in writes])
+        written = [placed for row, (_, placed) in enumerate(writes) if row not in failed]
+        reason = self._publish(written)
+        for row, (number, placed) in enumerate(writes):
+            if row in failed:
+                for run in placed.runs:
+                    self._space.free.add(*run)
+            why = failed.get(row, reason)
+            done[number] = Done(why, 0 if why else placed.num_blocks * ALIGN)
+        return done
+
+    def get(self, gets: Sequence[Get]) -> list[Done]:
+        """Read ranges of payloads; "gone" where no page of that very record is there."""
+        done = [Done()] * len(gets)
+        reads = []
+        for number, get in enumerate(gets):
+            if get.offset < 0 or get.offset + get.out.nbytes > get.record.payload_bytes:
+                raise ValueError(
+                    f"offset {get.offset} and {get.out.nbytes} bytes: a range of the payload, "
+                    f"0..{get.record.payload_bytes}"
+                )
+            kept = self._index.get(get.record.key)
+            if kept is None or kept.placed.record != get.record:
+                done[number] = Done("gone")
+            elif get.out.nbytes:
+                self._clock += 1
+                kept.used = self._clock
+                self._table.touch(kept.entry, kept.used)
+                reads.append((number, kept.placed))
+        failed = self._transfers.read(
+            [(placed, gets[at].offset, gets[at].out) for at, placed in reads]
+        )
+        for row, reason in failed.items():
+            done[reads[row][0]] = Done(reason)
+        return done
+
+    def remove(self, keys: Sequence[bytes]) -> list[Done]:
+        """Clear the entries of pages; their blocks are free once that is on the file."""
+        gone = [self._index.pop(key) for key in dict.fromkeys(keys) if key in self._index]
+        for kept in gone:
+            self._forget(kept)
+        reason = self._settle() if gone else ""
+        return [Done(reason)] * len(keys)
+
+    def probe(self, keys: Sequence[bytes]) -> list[PageRecord | None]:
+        """The record of each key that is there."""
+        kept = (self._index.get(key) for key in keys)
+        return [page.placed.record if page is not None else None for page in kept]
+
+    def scan(self) -> Iterator[tuple[PageRecord, int]]:
+        """Whole pages with their real bytes, oldest use first."""
+        for kept in sorted(self._index.values(), key=lambda kept: kept.used):
+            yield kept.placed.record, kept.placed.num_blocks * ALIGN
+
+    def resize(self, capacity_bytes: int) -> bool:
+        """Take a new cap; False where that could not be done, and the file has to be opened anew.
+
+        Where the disk has no room for a larger one, the old cap stays. A cap below what pages take
+        holds as soon as enough of them are removed.
+        """
+        if capacity_bytes < LEAST_CAPACITY_BYTES:
+            return False
+        before, self.capacity_bytes = self.capacity_bytes, capacity_bytes
+        try:
+            return self._fit()
+        except OSError:
+            self.capacity_bytes = before
+            with contextlib.suppress(OSError):  # what it has grown meanwhile is above no cap
+                self._fit()
+            return False
+
+    def runs_of(self, key: bytes) -> tuple[Run, ...]:
+        """Where a page lies, in blocks of 4096 bytes, its header first; KeyError if it does not."""
+        return self._index[key].placed.runs
+
+    def check(self) -> None:
+        """Raise ValueError if index, free space and file disagree (I1, I10)."""
+        self._space.free.check()
+        blocks = sum(kept.placed.num_blocks for kept in self._index.values())
+        if blocks * ALIGN != self.real_bytes:
+            raise ValueError(f"pages take {blocks * ALIGN} bytes but {self.real_bytes} are counted")
+        if self._space.used_blocks <= target_blocks(self.capacity_bytes) and (
+            self.file_bytes > self.capacity_bytes
+        ):
+            raise ValueError(f"the file takes {self.file_bytes} bytes of {self.capacity_bytes}")
+
+    def close(self, keep: bool) -> None:
+        """Let the file go: it stays, with the order of use, if `persistent` and `keep`."""
+        if self._closed:
+            return
+        if self.persistent and keep:
+            self._table.flush(everything=True)
+            os.fdatasync(self._file)
+        self._let_go(keep)
+
+    @property
+    def _own_blocks(self) -> int:
+        return 1 + sum(count for _, count in self._table.chunks)
+
+    @property
+    def _limbo_blocks(self) -> int:
+        return sum(count for _, count in self._limbo)
+
+    def _let_go(self, keep: bool) -> None:
+        self._closed = True
+        if hasattr(self, "_io"):
+            self._io.close()
+        if hasattr(self, "_file"):
+            os.close(self._file)
+        self._folder.close(keep)
+
+    def _start(self) -> None:
+        """Find what is in the file, or begin a new one; then fill it up to the cap."""
+        size = os.fstat(self._file).st_size
+        found = read_pages(self._io, self._table, size) if self.persistent else Found()
+        if not found.chunks or not self._take_over(found):
+            os.ftruncate(self._file, 0)
+            self._table = DiskTable(self._io)
+            self._index.clear()
+            self._space = DiskSpace(self._file, [])
+            self._fit()
+            self._space.free.take(1)  # block 0, the superblock's
+            self._grow_table()
+
+    def _take_over(self, found: Found) -> bool:
+        """Index the pages that are there, without the oldest if they take more than the cap."""
+        for placed, entry, used in sorted(found.pages, key=lambda page: page[2]):
+            self._index[placed.record.key] = _Kept(placed, entry, used)
+            self._generation = max(self._generation, placed.generation)
+            self._clock = used
+        runs = [run for kept in self._index.values() for run in kept.placed.runs]
+        self._space = DiskSpace(self._file, [(0, 1), *found.chunks, *runs])
+        self._table.keep_only({kept.entry for kept in self._index.values()})
+        excess = self._space.used_blocks - target_blocks(self.capacity_bytes)
+        oldest = []
+        for key, kept in self._index.items():
+            if excess > 0:
+                oldest.append(key)
+                excess -= kept.placed.num_blocks
+        self.remove(oldest)
+        return self._fit()
+
+    def _fit(self) -> bool:
+        return self._space.fit(target_blocks(self.capacity_bytes), self.capacity_bytes)
+
+    def _entries_for(self, num_pages: int) -> bool:
+        return self._table.room >= num_pages or self._grow_table()
+
+    def _grow_table(self) -> bool:
+        """Twice the table, or as much as there is room for; False if that is nothing."""
+        blocks = target_blocks(self.capacity_bytes)
+        largest = largest_table_blocks(blocks) - self._table.num_blocks
+        count = min(max(1, self._table.num_blocks, blocks // FIRST_TABLE_SHARE), largest)
+        while count > 0 and self._table.can_grow:
+            chunk = self._space.free.take(count)
+            if chunk is not None:
+                reason = self._table.add_chunk(chunk[0])
+                if reason:
+                    self._space.free.add(*chunk[0])
+                return not reason
+            count //= 2
+        return False
+
+    def _find_room(self, record: PageRecord) -> Placed | None:
+        runs = max_runs(record)
+        found = self._space.free.take(page_blocks(record), runs) if runs > 0 else None
+        if found is None:
+            return None
+        self._generation += 1
+        return Placed(record, self._generation, tuple(found))
+
+    def _publish(self, pages: list[Placed]) -> str:
+        """Write the entries of pages whose blocks are written, and clear those they replace."""
+        for placed in pages:
+            old = self._index.get(placed.record.key)
+            self._clock += 1
+            entry = self._table.set(placed, self._clock)
+            self._index[placed.record.key] = _Kept(placed, entry, self._clock)
+            if old is not None:
+                self._forget(old)
+        reason = self._settle() if pages else ""
+        if reason:
+            for placed in pages:
+                kept = self._index.get(placed.record.key)
+                if kept is not None and kept.placed is placed:
+                    self._forget(self._index.pop(placed.record.key))
+        return reason
+
+    def _forget(self, kept: _Kept) -> None:
+        self._table.clear(kept.entry)
+        self._limbo += kept.placed.runs
+
+    def _settle(self) -> str:
+        """Write the table; then the blocks of removed pages are free, and holes under a cap that
+        has become smaller."""
+        reason = self._table.flush()
+        if reason:
+            return reason
+        for run in self._limbo:
+            self._space.free.add(*run)
+        self._limbo.clear()
+        if not self._space.fits(target_blocks(self.capacity_bytes), self.capacity_bytes):
+            try:
+                self._fit()
+            except OSError as error:
+                return fault_reason(error)
+        return ""

@@ -1,0 +1,321 @@
+"""A store that several engines share (G3.5): the client's side of `shared_store_server`.
+
+Without an address the client starts a store of its own, a process that ends with it.
+"""
+
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from workbench.clock import RealClock
+from workbench.spatial.hierarchy import shared_store_protocol as protocol
+from workbench.spatial.hierarchy.companion import Companion
+from workbench.spatial.hierarchy.medium import Done, Get, MediumFault, PageRecord, Put, is_private
+from workbench.spatial.hierarchy.record_header import (
+    decode_header,
+    encode_header,
+    header_bytes,
+    storage_name,
+    total_bytes,
+)
+from workbench.spatial.hierarchy.shared_store_arena import Arena
+from workbench.spatial.hierarchy.shared_store_link import StoreLink
+from workbench.spatial.hierarchy.shared_store_protocol import (
+    BLOCK,
+    Lease,
+    Runs,
+    Slot,
+    Usage,
+    Welcome,
+)
+
+SERVER_MODULE = "workbench.spatial.hierarchy.shared_store_server"
+START_S = 20.0  # a cold disk can take seconds to start a Python process
+RESTART_S = 5.0
+BATCH_BYTES = 64 * 1024 * 1024  # what one lease or put time-out has to last for
+COPY_BYTES = 1024 * 1024
+MIB = 1024 * 1024
+_Value = TypeVar("_Value")
+
+
+class SharedStoreClient:
+    """A `Medium` on a shared store; MediumFault with one sentence if it cannot be opened.
+
+    `address` empty: a private store of `capacity_bytes`. `lease_ms` 0: as the store offers.
+    `pace(num_bytes)` is called before each piece is copied, for a throttle that waits.
+    """
+
+    shared = True
+    persistent = False
+
+    def __init__(
+        self,
+        address: str = "",
+        capacity_bytes: int = 0,
+        *,
+        timeout_s: float = 1.0,
+        lease_ms: int = 0,
+        pace: Callable[[int], None] | None = None,
+    ) -> None:
+        self._owner = secrets.token_bytes(16)
+        self._lease_ms = lease_ms
+        self._pace = pace
+        self._clock = RealClock()
+        self._lock = threading.Lock()
+        self._capacity_bytes = capacity_bytes
+        self._started_at_s = 0.0
+        self._companion: Companion | None = None
+        self._closed = False
+        if not address:
+            self._companion = Companion("kvw-store-")
+            address = f"ipc://{self._companion.folder}/store"
+            self._start_companion(self._companion, address)
+        self.place = "a store of this engine's own" if self._companion else address
+        self._link = StoreLink(address, self._owner, timeout_s)
+        try:
+            self._open()
+        except MediumFault:
+            self._link.close()
+            if self._companion is not None:
+                self._companion.close()
+            raise
+
+    def charge_bytes(self, record: PageRecord) -> int:
+        """Header and payload in whole blocks of 4096 bytes."""
+        return -(-total_bytes(record) // BLOCK) * BLOCK
+
+    def put(self, puts: Sequence[Put]) -> list[Done]:
+        """Write pages in two phases; a whole page of that key, if it is there already, stays."""
+        sizes = [total_bytes(put.record) for put in puts]
+        return self._batches(sizes, lambda part: self._put(puts[part]), len(puts))
+
+    def get(self, gets: Sequence[Get]) -> list[Done]:
+        """Copy ranges under a lease; "expired" where the copy took longer than the lease."""
+        sizes = [get.out.nbytes for get in gets]
+        return self._batches(sizes, lambda part: self._get(gets[part]), len(gets))
+
+    def remove(self, keys: Sequence[bytes]) -> list[Done]:
+        """Delete pages; readers that have a lease read on."""
+        try:
+            self._call(protocol.Remove(self._names(keys)), int)
+            return [Done()] * len(keys)
+        except MediumFault as fault:
+            return [Done(fault.reason)] * len(keys)
+
+    def probe(self, keys: Sequence[bytes]) -> list[PageRecord | None]:
+        """Ask the store for the headers."""
+        try:
+            headers = self._call(protocol.Probe(self._names(keys)), list[bytes])
+            return [decode_header(header) if header else None for header in headers]
+        except MediumFault:
+            return [None] * len(keys)
+
+    def prestage(self, keys: Sequence[bytes], hold_s: float = 5.0) -> list[bool]:
+        """Ask the store to keep pages that will be read soon; which of them are there.
+
+        The role of prestaging in ICMS: from the request's arrival until it is scheduled.
+        """
+        try:
+            body = protocol.Prestage(self._names(keys), int(hold_s * 1000))
+            return self._call(body, list[bool])
+        except MediumFault:
+            return [False] * len(keys)
+
+    def scan(self) -> Iterator[tuple[PageRecord, int]]:
+        """Shared pages, oldest use first."""
+        try:
+            found = self._call(protocol.Scan(), list[tuple[bytes, int]])
+            yield from [(decode_header(header), real_bytes) for header, real_bytes in found]
+        except MediumFault:
+            return
+
+    def resize(self, capacity_bytes: int) -> bool:
+        """A private store has to be opened anew; the cap of another is not ours to set."""
+        return self._companion is None or capacity_bytes == self._capacity_bytes
+
+    def usage(self) -> Usage | None:
+        """What the store holds now; None where it does not answer."""
+        try:
+            return self._call(protocol.GetUsage(), Usage)
+        except MediumFault:
+            return None
+
+    @property
+    def real_bytes(self) -> int:
+        """Bytes of the pages that this client has put, counted by the store."""
+        usage = self.usage()
+        return usage.own_bytes if usage is not None else 0
+
+    @property
+    def pid(self) -> int:
+        """Process id of the store; 0 while it does not answer."""
+        try:
+            return self._link.welcome.pid
+        except MediumFault:
+            return 0
+
+    def close(self, keep: bool) -> None:
+        """Say good-bye, and end a private store: `keep` has no meaning where nothing is durable."""
+        if self._closed:
+            return
+        try:
+            self._call(protocol.Bye(), type(None))
+        except MediumFault:
+            pass  # it is gone, and so is what it held
+        with self._lock:
+            self._closed = True
+            self._link.close()
+        if self._companion is not None:
+            self._companion.close()
+
+    def _open(self) -> None:
+        """Greet the store; a private one is given the time to start."""
+        companion = self._companion
+        if companion is None:
+            self._link.greet(opening=True)
+            return
+        until_s = self._clock.now_s() + START_S
+        while True:
+            try:
+                self._link.greet()
+                return
+            except MediumFault as fault:
+                if not companion.alive:
+                    line = companion.last_line() or "it said nothing"
+                    raise MediumFault("ended", f"the shared store ended: {line}") from None
+                if fault.reason != "unreachable" or self._clock.now_s() > until_s:
+                    raise
+
+    def _start_companion(self, companion: Companion, address: str) -> None:
+        mib = max(self._capacity_bytes, BLOCK) / MIB
+        self._started_at_s = self._clock.now_s()
+        companion.start([
+            sys.executable, "-m", SERVER_MODULE, "--address", address, "--mib", repr(mib),
+            "--watch-stdin",
+        ])  # fmt: skip
+
+    def _call(self, body: protocol.Body, kind: type[_Value]) -> _Value:
+        return self._call_mapped(body, kind)[0]
+
+    def _call_mapped(
+        self, body: protocol.Body, kind: type[_Value]
+    ) -> tuple[_Value, Arena, Welcome]:
+        """The answer, with the memory it speaks of: another store may be greeted any moment."""
+        with self._lock:
+            if self._closed:
+                raise MediumFault("closed")
+            try:
+                return self._link.call(body, kind), self._link.arena, self._link.welcome
+            except MediumFault:
+                self._revive()
+                raise
+
+    def _revive(self) -> None:
+        """Start a private store again that was killed; what it held is lost, which is allowed."""
+        companion = self._companion
+        if companion is None or companion.alive:
+            return
+        if self._clock.now_s() - self._started_at_s > RESTART_S:
+            self._start_companion(companion, self._link.address)
+
+    def _names(self, keys: Sequence[bytes]) -> list[bytes]:
+        return [storage_name(key, self._owner) for key in keys]
+
+    def _batches(
+        self, sizes: list[int], run: Callable[[slice], list[Done]], count: int
+    ) -> list[Done]:
+        """Run pieces of a batch that a lease lasts for."""
+        done: list[Done] = []
+        while len(done) < count:
+            end, total = len(done), 0
+            while end < count and (end == len(done) or total + sizes[end] <= BATCH_BYTES):
+                total += sizes[end]
+                end += 1
+            part = slice(len(done), end)
+            try:
+                done += run(part)
+            except MediumFault as fault:
+                done += [Done(fault.reason)] * (end - part.start)
+            except ValueError:  # runs outside the arena: what answers is no store of ours
+                done += [Done("foreign")] * (end - part.start)
+        return done
+
+    def _put(self, puts: Sequence[Put]) -> list[Done]:
+        keys = [put.record.key for put in puts]
+        sizes = [total_bytes(put.record) for put in puts]
+        body = protocol.Allocate(self._names(keys), sizes, [is_private(key) for key in keys])
+        start_s = self._clock.now_s()
+        slots, arena, welcome = self._call_mapped(body, list[Slot])
+        until_s = start_s + welcome.put_timeout_ms / 1000
+        given = [at for at, slot in enumerate(slots) if not slot.reason]
+        kept = [self._write(arena, puts[at], slots[at].runs, until_s) for at in given]
+        reasons = [slot.reason for slot in slots]
+        if given:
+            commit = protocol.Commit([slots[at].ticket for at in given], kept)
+            for at, reason in zip(given, self._call(commit, list[str]), strict=True):
+                reasons[at] = "expired" if reason == "discarded" else reason
+        return [
+            Done(reason) if reason else Done("", self.charge_bytes(put.record))
+            for reason, put in zip(reasons, puts, strict=True)
+        ]
+
+    def _write(self, arena: Arena, put: Put, runs: Runs, until_s: float) -> bool:
+        """Copy a page into its room; False where the time is up and the room no longer ours."""
+        header = np.frombuffer(encode_header(put.record), np.uint8)
+        for data, offset in ((header, 0), (put.payload, header.nbytes)):
+            for piece, part in _pairs(arena.pieces(runs, offset, data.nbytes), data):
+                if self._pace is not None:
+                    self._pace(part.nbytes)
+                if self._clock.now_s() > until_s:
+                    return False
+                piece[:] = part
+        return True
+
+    def _get(self, gets: Sequence[Get]) -> list[Done]:
+        records = {get.record.key: get.record for get in gets}
+        names = self._names(list(records))
+        start_s = self._clock.now_s()
+        # The store counts a lease from later than this, so that ours never outlasts its own.
+        body = protocol.Acquire(names, self._lease_ms or protocol.MAX_HOLD_MS)
+        found, arena, welcome = self._call_mapped(body, list[Lease])
+        until_s = start_s + min(body.lease_ms, welcome.lease_ms) / 1000
+        leases = dict(zip(records, found, strict=True))
+        done = [Done(self._read(arena, get, leases[get.record.key], until_s)) for get in gets]
+        tickets = [lease.ticket for lease in leases.values() if not lease.reason]
+        if tickets:
+            with self._lock:
+                if not self._closed:
+                    self._link.notify(protocol.Release(tickets))
+        return done
+
+    def _read(self, arena: Arena, get: Get, lease: Lease, until_s: float) -> str:
+        """Copy one range; the reason of a miss."""
+        if lease.reason:
+            return lease.reason
+        header = encode_header(get.record)
+        if lease.header != header:
+            return "changed"  # another page of the same key has taken its place
+        offset = header_bytes(get.record) + get.offset
+        for piece, part in _pairs(arena.pieces(lease.runs, offset, get.out.nbytes), get.out):
+            if self._pace is not None:
+                self._pace(part.nbytes)
+            if self._clock.now_s() > until_s:
+                return "expired"
+            part[:] = piece
+        same = arena.read(lease.runs, len(header)) == header
+        # Looked at after the copy: what a lease held no longer may be another page's bytes.
+        return "" if same and self._clock.now_s() <= until_s else "expired"
+
+
+def _pairs(pieces: list[np.ndarray], data: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pieces of the arena beside the parts of `data` that belong there, each at most 1 MiB."""
+    at = 0
+    for piece in pieces:
+        for start in range(0, piece.nbytes, COPY_BYTES):
+            part = piece[start : start + COPY_BYTES]
+            yield part, data[at : at + part.nbytes]
+            at += part.nbytes

@@ -1,0 +1,286 @@
+"""A tier below DRAM: what it holds and may take, and its traffic with the medium that keeps it.
+
+    engine's thread                       |  the tier's thread
+    table, counters, throttle, questions  |  codec, medium, checksums
+
+A tier alone verifies what comes back from its medium, so no medium has to be trusted.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.cache.keys import PrivateKey, TierKey
+from workbench.clock import Clock
+from workbench.spatial.hierarchy.codec_edge import CodecEdge
+from workbench.spatial.hierarchy.counters import TierCounters
+from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
+from workbench.spatial.hierarchy.io_thread import (
+    GET,
+    PROBE,
+    PUT,
+    REMOVE,
+    IoThread,
+    Op,
+    Outcome,
+    nothing,
+)
+from workbench.spatial.hierarchy.medium import Medium, PageRecord, encode_key, is_private
+from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
+from workbench.spatial.hierarchy.patience import Patience
+from workbench.spatial.hierarchy.throttle import TokenBucket, paced_s
+
+KNOWN_FOR_S = 5.0  # how long a shared medium's "not here" holds (SGLang's file backend: TTL 5 s)
+MOST_ABSENT = 65_536
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which medium a tier lies on: `kind` and `address`; `keep` its pages when it is closed."""
+
+    kind: str
+    address: str = ""
+    keep: bool = False
+
+
+class SlowTier:
+    """One tier on one medium at a time; all methods belong to the engine's thread."""
+
+    def __init__(
+        self, name: str, clock: Clock, counters: TierCounters, next_generation: Callable[[], int]
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.counters = counters
+        self.bucket = TokenBucket(0.0)
+        self.edge = CodecEdge()
+        self.medium: Medium | None = None
+        self.where: Place | None = None
+        self.table = EntryTable(name, 0, self._release, clock.now_s)
+        self.calls = MediumCalls(self.edge, clock)
+        self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
+        self.copying_bytes = 0  # of pages that stay in DRAM while they are written
+        self._next_generation = next_generation
+        self._absent: dict[bytes, float] = {}  # key -> until when the answer holds
+        self._asked: set[bytes] = set()
+        self._reads, self._writes = Patience(clock), Patience(clock)
+
+    # ---- what it is
+
+    @property
+    def on(self) -> bool:
+        """Whether pages can be stored."""
+        return self.medium is not None
+
+    @property
+    def shared(self) -> bool:
+        """Whether others put and remove pages too."""
+        return self.medium is not None and self.medium.shared
+
+    @property
+    def evicts_itself(self) -> bool:
+        """Whether the medium keeps its own cap: a victim is only forgotten here."""
+        return self.medium is not None and self.medium.shared and not self.medium.persistent
+
+    @property
+    def place(self) -> str:
+        """Where the medium lies, empty when off."""
+        return self.medium.place if self.medium is not None else ""
+
+    @property
+    def readable(self) -> bool:
+        """Whether it is on, and reads have not failed so often just now that it is left alone."""
+        return self.on and self._reads.ready
+
+    def takes(self, key: TierKey) -> bool:
+        """Whether a key may be kept here: what belongs to one request goes to nobody else."""
+        if self.shared and isinstance(key, PrivateKey):
+            return False
+        return self.on and self._writes.ready
+
+    def charge(self, page_bytes: int, num_slices: int, key_bytes: int = 33) -> int:
+        """Bytes to reserve for a page."""
+        record = PageRecord(bytes(key_bytes), page_bytes, (0,) * num_slices, page_bytes)
+        return self.medium.charge_bytes(record) if self.medium is not None else page_bytes
+
+    def estimate_s(self, sizes: Sequence[int]) -> float:
+        """Predicted seconds to read pages of these sizes, after what is queued."""
+        now_s = self.clock.now_s()
+        return paced_s(self.counters.load_fit, self.bucket, sizes, self.io.backlog_bytes, now_s)
+
+    # ---- opening and closing
+
+    def open(self, medium: Medium, where: Place, capacity_bytes: int) -> None:
+        """Work on a medium from now on; what an earlier process left there is found again."""
+        self.medium, self.where = medium, where
+        self.table.capacity_bytes = capacity_bytes
+        self.counters.reopened()
+        self._reads.worked()
+        self._writes.worked()
+        self.calls.open(medium)
+        self.io.submit(lambda: self.calls.measure(self.charge, capacity_bytes), self._measured)
+        if medium.persistent:
+            self.io.submit(self.calls.scan, self._scanned)
+        if not medium.shared:
+            self.io.wait_idle(None)
+            self.io.drain()
+
+    def close(self) -> None:
+        """Forget all entries and let the medium go; the caller has let all transfers end."""
+        for entry in self.table.all_entries():
+            entry.forgotten = True  # the medium deletes its pages when it closes, or keeps them
+            self.table.remove(entry)
+        for entry in self.table.doomed.values():
+            entry.forgotten = True
+        self._absent.clear()
+        self._asked.clear()
+        self.table.capacity_bytes = 0
+        medium, where, self.medium = self.medium, self.where, None
+        if medium is not None:
+            keep = where is not None and where.keep
+            self.io.submit(lambda: self.calls.close(keep), nothing)
+            self.io.wait_idle(None)
+            self.io.drain()
+            self.edge.forget()
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        """Change the cap; the caller has evicted to it, and the removals run before it counts."""
+        self.table.capacity_bytes = capacity_bytes
+        self.io.submit(lambda: self.calls.resize(capacity_bytes), self._resized)
+
+    # ---- traffic
+
+    def write(self, entry: Entry, page: np.ndarray, then: Callable[[Outcome], None]) -> None:
+        """Write an indexed entry's page in the background; `page` stays unchanged until then."""
+        key = encode_key(entry.key)
+        self._absent.pop(key, None)
+        self.io.queue(Op(PUT, key, Page(entry, page)), then, entry.page_bytes)
+
+    def read(self, entry: Entry, page: np.ndarray, then: Callable[[Outcome], None]) -> None:
+        """Read and verify an entry's page in the background."""
+        self.io.queue(Op(GET, encode_key(entry.key), Page(entry, page)), then, entry.page_bytes)
+
+    def leave(self, entry: Entry) -> None:
+        """Delete a page right after the read that was queued before; its room is free for others.
+
+        The entry has to be pinned by that read.
+        """
+        self.table.leave(entry)
+        self.counters.num_evictions += 1
+        if not self.evicts_itself:
+            self._remove(entry)
+
+    def unknown(self, keys: Sequence[TierKey]) -> bool:
+        """Ask a shared medium for those keys nobody knows of here; whether an answer is due."""
+        if not self.shared or not self.readable:
+            return False
+        waiting, now_s = False, self.clock.now_s()
+        for key in keys:
+            if isinstance(key, PrivateKey) or self.table.get(key) is not None:
+                continue
+            encoded = encode_key(key)
+            if self._absent.get(encoded, -1.0) > now_s:
+                continue
+            waiting = True
+            if encoded not in self._asked:
+                self._asked.add(encoded)
+                answered = self._answer(encoded)
+                self.io.queue(Op(PROBE, encoded, encoded), answered)
+        return waiting
+
+    def fault(self, reason: str, writing: bool = False) -> None:
+        """Count a fault; after so many in a row the tier is left alone for a while."""
+        self.counters.fault(reason)
+        if reason != "no_room":
+            (self._writes if writing else self._reads).failed()
+
+    def stored(self, num_bytes: int, seconds: float) -> None:
+        """Count a write that went well."""
+        self._writes.worked()
+        self.counters.stored(num_bytes, seconds)
+
+    def loaded(self, num_bytes: int, seconds: float) -> None:
+        """Count a read that went well."""
+        self._reads.worked()
+        self.counters.loaded(num_bytes, seconds)
+
+    def handed_down(self, num_bytes: int, seconds: float) -> None:
+        """Count a read for the tier below."""
+        self._reads.worked()
+        self.counters.handed_down(num_bytes, seconds)
+
+    def adopt(self, record: PageRecord, real_bytes: int = 0) -> Entry | None:
+        """Index a page that lies on the medium already; None where it cannot be of use."""
+        if is_private(record.key) or self.medium is None or not self.edge.readable(record):
+            return None
+        key = record.key[1:]
+        charge = real_bytes or self.medium.charge_bytes(record)
+        victims = self.table.victims(charge)
+        if self.table.get(key) is not None or victims is None:
+            return None
+        for victim in victims:
+            self.forget(victim)
+        entry = Entry(
+            key,
+            record.page_bytes,
+            charge,
+            record.checksums,
+            self._next_generation(),
+            State.READY,
+            record=record,
+        )
+        self.table.add(entry)
+        return entry
+
+    def forget(self, entry: Entry) -> None:
+        """Evict an entry; a medium that keeps its own cap keeps the page as long as it likes."""
+        entry.forgotten = self.evicts_itself
+        self.table.remove(entry)
+        self.counters.num_evictions += 1
+
+    def promoted(self, entry: Entry) -> None:
+        """Exclusive tiers: DRAM has the page now; what others may ask for stays."""
+        if not self.shared:
+            self.table.remove(entry)
+
+    # ---- outcomes
+
+    def _answer(self, key: bytes) -> Callable[[Outcome], None]:
+        def answered(outcome: Outcome) -> None:
+            self._asked.discard(key)
+            if outcome.reason:
+                self.fault(outcome.reason)
+            if outcome.record is None or self.adopt(outcome.record) is None:
+                if len(self._absent) >= MOST_ABSENT:
+                    self._absent.clear()
+                self._absent[key] = self.clock.now_s() + KNOWN_FOR_S
+
+        return answered
+
+    def _measured(self, outcome: Outcome) -> None:
+        if outcome.reason:
+            self.fault(outcome.reason)
+        for page_bytes, store_s, load_s in self.calls.measured:
+            self.counters.store_fit.observe(page_bytes, store_s)
+            self.counters.load_fit.observe(page_bytes, load_s)
+
+    def _scanned(self, outcome: Outcome) -> None:
+        if outcome.reason:
+            self.fault(outcome.reason)
+        for record, real_bytes in self.calls.found:
+            if self.adopt(record, real_bytes) is None and not self.shared:
+                self.io.queue(Op(REMOVE, record.key, (record.key, 0)), nothing)
+        self.calls.found.clear()
+
+    def _resized(self, outcome: Outcome) -> None:
+        if outcome.reason:
+            self.fault(outcome.reason)
+
+    def _release(self, entry: Entry) -> None:
+        if not (entry.leaving or entry.forgotten) and self.on:
+            self._remove(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        key = encode_key(entry.key)
+        self.io.queue(Op(REMOVE, key, (key, entry.generation)), nothing)
