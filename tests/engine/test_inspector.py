@@ -1,6 +1,6 @@
 """What the inspector tells of a block, against the engine's own tables."""
 
-import shutil
+import os
 from pathlib import Path
 
 import numpy as np
@@ -146,15 +146,18 @@ def test_a_tier_that_always_fails_says_so_and_recovers(tmp_path: Path) -> None:
     clock = ManualClock()
     runner = Runner(build({"cache.hbm_budget_mib": pages(32), "tiers.disk_mib": 1.0,
                            "tiers.disk_path": str(tmp_path)}, clock=clock))  # fmt: skip
-    place = Path(runner.engine.hierarchy.stats().tiers[1].place)
+    disk = runner.engine.hierarchy.mover.ladder.tiers[0].medium
     assert look(runner)[0].tiers[2].failed == ""
-    shutil.rmtree(place)
+    whole = os.dup(disk._file)
+    with open("/dev/full", "r+b", buffering=0) as full:
+        os.dup2(full.fileno(), disk._file)  # every write fails as on a full disk
     for seed in range(6):
         runner.one(tokens(80, seed), 4)
         runner.engine.hierarchy.wait_io()
     tier = look(runner)[0].tiers[2]
-    assert tier.enabled and tier.failed == "deleted" and tier.num_failed >= 8
-    place.mkdir()
+    assert tier.enabled and tier.failed == "disk_full" and tier.num_failed >= 8
+    os.dup2(whole, disk._file)
+    os.close(whole)
     clock.advance(RETRY_S)  # until then it is left alone
     for seed in range(6, 9):
         runner.one(tokens(80, seed), 4)

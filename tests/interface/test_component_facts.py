@@ -1,6 +1,6 @@
 """What the picture says of blocks, tiers and states of a real engine, without a browser."""
 
-import shutil
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,9 @@ def test_a_tier_that_fails_says_so_in_one_line(tmp_path: Path) -> None:
             "tiers.disk_path": str(tmp_path / "disk")}  # fmt: skip
     (tmp_path / "disk").mkdir()
     runner = Runner(build(disk))
-    shutil.rmtree(runner.engine.hierarchy.stats().tiers[1].place)
+    disk = runner.engine.hierarchy.mover.ladder.tiers[0].medium
+    with open("/dev/full", "r+b", buffering=0) as full:
+        os.dup2(full.fileno(), disk._file)  # every write fails as on a full disk
     for seed in range(4):
         runner.one(tokens(80, seed), 4)
         runner.engine.hierarchy.wait_io()
@@ -89,7 +91,7 @@ def test_a_tier_that_fails_says_so_in_one_line(tmp_path: Path) -> None:
     note = run_node(tmp_path, """const { Sentence } = await use("sentence");
       return Sentence.prototype.noteOf.call({ words }, frame.snap);""", frame)  # fmt: skip
     times = decode_frame(frame)[0].tiers[2].num_failed
-    assert note == (f"G3 fails: its files are gone, {times} times in a row. Its blocks are "
+    assert note == (f"G3 fails: the disk is full, {times} times in a row. Its blocks are "
                     "computed again; choose another place for it, or turn it off.")  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from workbench.cache.tier import LoadResult, Lookup
 from workbench.clock import Clock, RealClock
 from workbench.config import TierSettings
 from workbench.spatial.hierarchy import Hierarchy
+from workbench.spatial.hierarchy.disk_space import least_capacity_bytes
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 PAGE = 8192
@@ -23,9 +24,9 @@ def mib(num_bytes: float) -> float:
     return num_bytes / MIB
 
 
-def file_bytes(page_bytes: int = PAGE) -> int:
-    """What a page costs on disk: a header block and the page."""
-    return 4096 + page_bytes
+def disk_mib(pages: float, page_bytes: int = PAGE) -> float:
+    """A disk tier that holds so many pages, each with a header block, and no more."""
+    return mib(least_capacity_bytes(int(pages * (4096 + page_bytes)))) if pages else 0.0
 
 
 class Harness:
@@ -37,7 +38,7 @@ class Harness:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.clock = clock
         self.settings = TierSettings(
-            dram_mib=mib(dram_pages * PAGE), disk_mib=mib(disk_pages * file_bytes()), **more
+            dram_mib=mib(dram_pages * PAGE), disk_mib=disk_mib(disk_pages), **more
         )
         self.h = Hierarchy(self.settings, PAGE, clock, lambda kind, data: self.note(kind, data))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spatial.conftest import disk_mib
 from workbench.cache.tier import Lookup
 from workbench.clock import RealClock
 from workbench.config import TierSettings
@@ -25,7 +26,7 @@ def change(t, **changes):
         if name == "dram":
             values["dram_mib"] = value * PAGE / MIB
         elif name == "disk":
-            values["disk_mib"] = value * (PAGE + 4096) / MIB
+            values["disk_mib"] = disk_mib(value)
         else:
             values[name] = value
     t.settings = dataclasses.replace(t.settings, **values)
@@ -79,7 +80,7 @@ def test_growing_keeps_everything(harness):
 
 def test_off_and_on_again(harness):
     t = filled(harness, 2, 8, 4)
-    place = t.h.stats().tiers[1].place
+    place = os.path.dirname(t.h.stats().tiers[1].place)
     report = change(t, disk=0)
     assert report.num_evicted_disk >= 2 and not os.path.exists(place)
     assert not t.h.stats().tiers[1].on and t.h.stats().staging_capacity_bytes == 0
@@ -186,7 +187,7 @@ def opens(**settings):
         (
             {"disk_mib": 0.01},
             "tiers.disk_mib = 0.01 MiB holds no page of 8192 bytes: give at "
-            "least 0.012, or 0 to switch the disk tier off",
+            "least 0.024, or 0 to switch the disk tier off",
         ),
     ],
 )
@@ -195,7 +196,7 @@ def test_capacity_smaller_than_a_page(settings, sentence):
         opens(**settings)
 
 
-@pytest.mark.parametrize("field, value", [("dram_mib", 0.008), ("disk_mib", 0.012)])
+@pytest.mark.parametrize("field, value", [("dram_mib", 0.008), ("disk_mib", 0.024)])
 def test_the_advised_capacity_is_enough(field, value):
     opens(**{field: value})
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.spatial.conftest import disk_mib
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.cache.tier import LoadResult, Lookup
 from workbench.clock import ManualClock
@@ -50,7 +51,7 @@ class Tiers(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.rng = np.random.default_rng(seed)
         self.events: list[str] = []
-        self.settings = TierSettings(dram_mib=dram * UNIT / MIB, disk_mib=disk * 2 * UNIT / MIB)
+        self.settings = TierSettings(dram_mib=dram * UNIT / MIB, disk_mib=disk_mib(disk, UNIT))
         self.h = Hierarchy(
             self.settings, UNIT, self.clock, lambda kind, data: self.events.append(kind)
         )
@@ -150,7 +151,7 @@ class Tiers(RuleBasedStateMachine):
         self.open_gate()  # closing a disk waits for its transfers
         given = {
             "dram": {"dram_mib": size * UNIT / MIB},
-            "disk": {"disk_mib": size * 2 * UNIT / MIB},
+            "disk": {"disk_mib": disk_mib(size, UNIT)},
             "path": {"disk_path": os.path.join(self.folder.name, path) if path else ""},
             "throttle": {"dram_throttle_mb_s": size / 2, "disk_throttle_mb_s": size / 4},
         }[what]
@@ -169,7 +170,7 @@ class Tiers(RuleBasedStateMachine):
             self.settle()
             fault = inject(self.h, kind, self.rng)
             self.damaged |= fault is not None
-            if fault is None or fault.key is None:
+            if fault is None:
                 continue
             job_id = self.h.submit_load([fault.key])
             self.jobs[job_id] = [fault.key]

@@ -240,7 +240,7 @@ def _notes(engine: "Engine", config: EngineConfig, kinds: dict[str, str]) -> lis
     if (
         kinds.get("scheduling.preemption")
         and config.scheduling.preemption == "swap"
-        and not (tiers.dram_mib or tiers.disk_mib)
+        and not tiers.any_on
     ):
         notes.append("swap_without_tier")
     if engine.config.cache.mode != config.cache.mode and config.cache.mode == "off":

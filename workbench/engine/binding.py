@@ -15,8 +15,8 @@ def bind_settings(engine: "Engine") -> None:
     """Bring fetcher, scheduler, manager and pool to the engine's config."""
     cache, tiers = engine.config.cache, engine.config.tiers
     engine.fetcher.gate = tiers.gate
-    below = tiers.dram_mib > 0 or tiers.disk_mib > 0
-    engine.fetcher.enabled = below and cache.values == "hbm"  # DRAM is taken, and K alone is no row
+    enabled = tiers.any_on and cache.values == "hbm"
+    engine.fetcher.enabled = enabled  # DRAM is taken, and K alone is no row
     engine.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"
     policy, tail = engine.retainer.policy, engine.retainer.tail_tokens()
     engine.scheduler.tail_tokens = tail

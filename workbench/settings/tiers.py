@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from workbench.errors import SettingError
 from workbench.settings.declare import Section, setting
 
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
+SHARED_TIERS = ("off", "store", "valkey")
 WRITES = ("back", "through", "selective")
 INCLUSIONS = ("inclusive", "exclusive")
 ADMISSIONS = ("presence", "frequency", "tinylfu")
@@ -13,7 +15,10 @@ FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold the
 
 @dataclass(frozen=True)
 class TierSettings(Section, section="tiers"):
-    """DRAM and disk below HBM. A size of 0 switches a tier off."""
+    """DRAM, disk, a shared store and objects below HBM. A size of 0 switches a tier off.
+
+    Addresses hold no secrets: credentials come from the environment alone.
+    """
 
     dram_mib: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=65536, unit="MiB", main=True
@@ -31,6 +36,18 @@ class TierSettings(Section, section="tiers"):
     disk_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )
+    disk_keep: bool = setting(False, change="hot", dim="S")
+    shared: str = setting("off", change="hot", dim="S", choices=SHARED_TIERS)
+    shared_address: str = setting("", change="hot", dim="S")
+    shared_mib: float = setting(1024.0, change="hot", dim="S", low=0.0, high=1048576, unit="MiB")
+    shared_throttle_mb_s: float = setting(
+        0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
+    )
+    object_url: str = setting("", change="hot", dim="S")
+    object_mib: float = setting(4096.0, change="hot", dim="S", low=0.0, high=16777216, unit="MiB")
+    object_throttle_mb_s: float = setting(
+        0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
+    )
     write: str = setting("back", change="hot", dim="S", choices=WRITES)
     write_hits: int = setting(2, change="hot", dim="S", low=1, high=1000, unit="hits")
     inclusive: str = setting("inclusive", change="hot", dim="S", choices=INCLUSIONS)
@@ -41,3 +58,24 @@ class TierSettings(Section, section="tiers"):
     evict_ratio: float = setting(
         0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("shared_address", "object_url"):
+            if "@" in getattr(self, name).partition("://")[2].partition("/")[0]:
+                raise SettingError(
+                    f"tiers.{name} may hold no user or password, which would be shown and saved: "
+                    "set them in the environment"
+                )
+        if self.disk_keep and not self.disk_path:
+            raise SettingError(
+                "tiers.disk_keep = true keeps the disk tier's file, but tiers.disk_path is empty: "
+                "give it a folder that is yours"
+            )
+
+    @property
+    def any_on(self) -> bool:
+        """Whether any tier below HBM is switched on."""
+        shared = self.shared != "off" and self.shared_mib > 0
+        objects = bool(self.object_url) and self.object_mib > 0
+        return self.dram_mib > 0 or self.disk_mib > 0 or shared or objects

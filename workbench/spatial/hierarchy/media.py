@@ -1,47 +1,84 @@
 """Which medium each slow tier lies on, as the settings have it, and how one is opened."""
 
 import os
-from collections.abc import Callable
 
+from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
-from workbench.spatial.hierarchy.disk_folder import DiskFolder
-from workbench.spatial.hierarchy.folder_medium import FolderMedium
-from workbench.spatial.hierarchy.ladder import G3
-from workbench.spatial.hierarchy.medium import Medium, MediumFault
+from workbench.spatial.hierarchy.disk_file import DiskFile
+from workbench.spatial.hierarchy.disk_space import least_capacity_bytes
+from workbench.spatial.hierarchy.ladder import G3, POOL
+from workbench.spatial.hierarchy.medium import Medium, MediumFault, PageRecord
+from workbench.spatial.hierarchy.object_store import ObjectStore
+from workbench.spatial.hierarchy.shared_store import SharedStoreClient
 from workbench.spatial.hierarchy.slow_tier import Place
 
 MIB = 1024 * 1024
+ALIGN = 4096
+SIZE_OF = {"G3": "disk_mib", "G3.5": "shared_mib", "G4": "object_mib"}
+WHAT = {"G3": "the disk tier", "G3.5": "the shared tier", "G4": "the object tier"}
 
 
 def capacity_bytes(name: str, settings: TierSettings) -> int:
     """Bytes a slow tier may take; 0 where it is switched off."""
-    if name == G3:
-        return int(settings.disk_mib * MIB)
-    return 0
+    on = {"G3": True, "G3.5": settings.shared != "off", "G4": bool(settings.object_url)}[name]
+    return int(getattr(settings, SIZE_OF[name]) * MIB) if on else 0
 
 
 def place_of(name: str, settings: TierSettings) -> Place | None:
     """Where a slow tier's pages lie; equal places are one medium. None where it is off."""
     if not capacity_bytes(name, settings):
         return None
-    return Place("disk", _real_path(settings.disk_path))
+    if name == G3:
+        return Place("disk", _real_path(settings.disk_path), settings.disk_keep)
+    if name == POOL:
+        return Place(settings.shared, settings.shared_address, keep=True)
+    return Place("objects", settings.object_url, keep=True)
 
 
 def throttle_mb_s(name: str, settings: TierSettings) -> float:
     """A slow tier's throttle, 0 for none."""
-    return settings.disk_throttle_mb_s if name == G3 else 0.0
+    return {
+        "G3": settings.disk_throttle_mb_s,
+        "G3.5": settings.shared_throttle_mb_s,
+        "G4": settings.object_throttle_mb_s,
+    }[name]
 
 
-def open_medium(name: str, settings: TierSettings) -> Medium:
+def open_medium(name: str, settings: TierSettings, clock: Clock) -> Medium:
     """Open a slow tier's medium; TierError says in one sentence why it cannot be."""
-    openers: dict[str, Callable[[], Medium]] = {
-        G3: lambda: FolderMedium(DiskFolder(settings.disk_path), capacity_bytes(G3, settings)),
-    }
+    size = capacity_bytes(name, settings)
     try:
-        return openers[name]()
+        if name == G3:  # what is not to be kept is deleted at its closing, and at the next opening
+            return DiskFile(settings.disk_path, size, keep=bool(settings.disk_path))
+        if name == POOL:
+            return SharedStoreClient(settings.shared_address, size)
+        return ObjectStore(settings.object_url, size, clock)
     except MediumFault as fault:
-        raise TierError(f"{name} cannot be opened: {fault}") from None
+        raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None
+
+
+def page_budget_bytes(medium: Medium, capacity: int) -> int:
+    """Bytes of a cap that pages may take; a file keeps some for its table."""
+    return medium.usable_bytes if isinstance(medium, DiskFile) else capacity
+
+
+def check_sizes(hint: int, dram_bytes: int, settings: TierSettings) -> None:
+    """TierError where a tier that is on holds no page of `hint` bytes."""
+    record = PageRecord(bytes(33), hint, (0,), hint)
+    least = dict.fromkeys(SIZE_OF, hint + 8192)
+    least[G3] = least_capacity_bytes((1 + -(-record.payload_bytes // ALIGN)) * ALIGN)
+    sizes = [("dram_mib", settings.dram_mib, dram_bytes, hint, "DRAM")] + [
+        (field, getattr(settings, field), capacity_bytes(name, settings), least[name], WHAT[name])
+        for name, field in SIZE_OF.items()
+        if place_of(name, settings) is not None or name == G3
+    ]
+    for field, given, size, need, what in sizes:
+        if given > 0 and size < need:
+            raise TierError(
+                f"tiers.{field} = {given} MiB holds no page of {hint} bytes: give at least "
+                f"{-(-need * 1000 // MIB) / 1000:.3f}, or 0 to switch {what} off"
+            )
 
 
 def _real_path(path: str) -> str:

@@ -41,6 +41,7 @@ class MediumCalls:
     clock: Clock
     measured: list[tuple[int, float, float]] = field(default_factory=list)
     found: list[tuple[PageRecord, int]] = field(default_factory=list)
+    fits: bool = True
     _medium: Medium | None = None
     _live: dict[bytes, int] = field(default_factory=dict)  # key -> generation that lies there
 
@@ -64,8 +65,10 @@ class MediumCalls:
         return Outcome()
 
     def resize(self, capacity_bytes: int) -> Outcome:
-        """Give the medium a new cap."""
-        return Outcome("" if self.medium.resize(capacity_bytes) else "no_resize")
+        """Give the medium a new cap; `fits` says whether it has it."""
+        self.fits = False
+        self.fits = self.medium.resize(capacity_bytes)
+        return Outcome()
 
     def scan(self) -> Outcome:
         """Find what an earlier process left."""

@@ -190,7 +190,8 @@ class ObjectStore:
             data, size = bytes(found.bytes()), found.meta["size"]
             if data != header:
                 data = self._header_at(path, data)
-            if size == total_bytes(decode_header(data)):
+            record = decode_header(data)
+            if size == total_bytes(record) and path == self._path(record.key):
                 return ""  # perhaps of another engine's bytes, which are as good
         except FileNotFoundError:
             return "gone"

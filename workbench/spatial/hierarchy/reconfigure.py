@@ -7,17 +7,19 @@ from workbench.config import TierSettings
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.admission import make_admission
 from workbench.spatial.hierarchy.host_memory import MIN_STAGING_BYTES
-from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.media import (
     MIB,
+    SIZE_OF,
+    WHAT,
     capacity_bytes,
+    check_sizes,
     open_medium,
+    page_budget_bytes,
     place_of,
     throttle_mb_s,
 )
 from workbench.spatial.hierarchy.medium import Medium
 from workbench.spatial.hierarchy.mover import G2, Mover
-from workbench.spatial.hierarchy.page_file import ALIGN
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def reconfigure(hierarchy: "Hierarchy", settings: TierSettings) -> ConfigureRepo
     start_s = clock.now_s()
     before = [table.capacity_bytes for table in mover.tables]
     dram_bytes, hint = int(settings.dram_mib * MIB), hierarchy.page_bytes_hint
-    _check_sizes(hint, dram_bytes, settings)
+    check_sizes(hint, dram_bytes, settings)
     opened = _open_media(mover, settings)
 
     mover.settings = settings
@@ -80,19 +82,6 @@ def reconfigure(hierarchy: "Hierarchy", settings: TierSettings) -> ConfigureRepo
     )
 
 
-def _check_sizes(hint: int, dram_bytes: int, settings: TierSettings) -> None:
-    disk_page = ALIGN + -(-hint // ALIGN) * ALIGN
-    for name, given, size, least, what in (
-        ("dram_mib", settings.dram_mib, dram_bytes, hint, "DRAM"),
-        ("disk_mib", settings.disk_mib, capacity_bytes(G3, settings), disk_page, "the disk tier"),
-    ):
-        if given > 0 and size < least:
-            raise TierError(
-                f"tiers.{name} = {given} MiB holds no page of {hint} bytes: give at least "
-                f"{-(-least * 1000 // MIB) / 1000:.3f}, or 0 to switch {what} off"
-            )
-
-
 def _open_media(mover: Mover, settings: TierSettings) -> dict[str, Medium]:
     """New media by tier, for those whose place changes; on TierError none stays open."""
     opened: dict[str, Medium] = {}
@@ -100,12 +89,30 @@ def _open_media(mover: Mover, settings: TierSettings) -> dict[str, Medium]:
         for tier in mover.ladder.tiers:
             place = place_of(tier.name, settings)
             if place is not None and not _same(tier, place.kind, place.address):
-                opened[tier.name] = open_medium(tier.name, settings)
+                opened[tier.name] = open_medium(tier.name, settings, mover.clock)
+        _grow(mover, settings)
     except TierError:
         for medium in opened.values():
             medium.close(keep=True)
         raise
     return opened
+
+
+def _grow(mover: Mover, settings: TierSettings) -> None:
+    """Give media that stay a larger cap, which their disk may refuse; then none is larger."""
+    grown: list[tuple[SlowTier, int]] = []
+    for tier in mover.ladder.tiers:
+        size, place = capacity_bytes(tier.name, settings), place_of(tier.name, settings)
+        if place is None or not _same(tier, place.kind, place.address) or size <= tier.cap_bytes:
+            continue
+        grown.append((tier, tier.cap_bytes))
+        if not tier.resize(size):
+            for other, before in grown:
+                other.resize(before)
+            raise TierError(
+                f"tiers.{SIZE_OF[tier.name]} = {size / MIB:g} MiB: there is no room for "
+                f"{WHAT[tier.name]} to grow; give it less, or another place"
+            )
 
 
 def _same(tier: SlowTier, kind: str, address: str) -> bool:
@@ -124,7 +131,7 @@ def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None)
         lost = len(tier.table)
         mover.ladder.close_tier(tier)
     if place is not None and medium is not None:
-        tier.open(medium, place, size)
+        tier.open(medium, place, size, page_budget_bytes(medium, size))
     elif place is not None:
         tier.where = place
         lost += _resize(mover, at, size)
@@ -132,18 +139,23 @@ def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None)
 
 
 def _resize(mover: Mover, at: int, size: int) -> int:
+    """Evict to a new cap; one that is larger has been given to the medium already."""
     tier, evicted = mover.ladder.tiers[at], 0
-    if size == tier.table.capacity_bytes:
+    shrinks = size < tier.cap_bytes
+    if shrinks:
+        tier.resize(size)
+    if tier.medium is None:
         return 0
-    if size < tier.table.used_bytes:
+    budget = page_budget_bytes(tier.medium, size)
+    if budget < tier.table.used_bytes:
         tier.io.wait_idle(IO_TIMEOUT_S)
         mover.advance()
         for entry in tier.table.all_entries():
-            if tier.table.used_bytes - tier.table.leaving_bytes <= size:
+            if tier.table.used_bytes - tier.table.leaving_bytes <= budget:
                 break
             mover.ladder.evict(at, entry)
             evicted += 1
-    tier.set_capacity(size)
+    tier.table.capacity_bytes = budget
     return evicted
 
 

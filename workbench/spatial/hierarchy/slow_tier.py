@@ -57,6 +57,7 @@ class SlowTier:
         self.edge = CodecEdge()
         self.medium: Medium | None = None
         self.where: Place | None = None
+        self.cap_bytes = 0  # of the medium, in all
         self.table = EntryTable(name, 0, self._release, clock.now_s)
         self.calls = MediumCalls(self.edge, clock)
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
@@ -111,15 +112,18 @@ class SlowTier:
 
     # ---- opening and closing
 
-    def open(self, medium: Medium, where: Place, capacity_bytes: int) -> None:
-        """Work on a medium from now on; what an earlier process left there is found again."""
-        self.medium, self.where = medium, where
-        self.table.capacity_bytes = capacity_bytes
+    def open(self, medium: Medium, where: Place, cap_bytes: int, page_bytes: int) -> None:
+        """Work on a medium from now on; what an earlier process left there is found again.
+
+        `page_bytes`: how much of the cap is for pages.
+        """
+        self.medium, self.where, self.cap_bytes = medium, where, cap_bytes
+        self.table.capacity_bytes = page_bytes
         self.counters.reopened()
         self._reads.worked()
         self._writes.worked()
         self.calls.open(medium)
-        self.io.submit(lambda: self.calls.measure(self.charge, capacity_bytes), self._measured)
+        self.io.submit(lambda: self.calls.measure(self.charge, page_bytes), self._measured)
         if medium.persistent:
             self.io.submit(self.calls.scan, self._scanned)
         if not medium.shared:
@@ -144,10 +148,13 @@ class SlowTier:
             self.io.drain()
             self.edge.forget()
 
-    def set_capacity(self, capacity_bytes: int) -> None:
-        """Change the cap; the caller has evicted to it, and the removals run before it counts."""
-        self.table.capacity_bytes = capacity_bytes
-        self.io.submit(lambda: self.calls.resize(capacity_bytes), self._resized)
+    def resize(self, cap_bytes: int) -> bool:
+        """Give the medium a new cap, after what is queued; False if it cannot have it."""
+        self.io.submit(lambda: self.calls.resize(cap_bytes), nothing)
+        self.io.wait_idle(None)
+        if self.calls.fits:
+            self.cap_bytes = cap_bytes
+        return self.calls.fits
 
     # ---- traffic
 
@@ -268,14 +275,12 @@ class SlowTier:
     def _scanned(self, outcome: Outcome) -> None:
         if outcome.reason:
             self.fault(outcome.reason)
+        keep = self.where is not None and self.where.keep
         for record, real_bytes in self.calls.found:
-            if self.adopt(record, real_bytes) is None and not self.shared:
+            entry = self.adopt(record, real_bytes) if keep else None
+            if entry is None and not self.shared:
                 self.io.queue(Op(REMOVE, record.key, (record.key, 0)), nothing)
         self.calls.found.clear()
-
-    def _resized(self, outcome: Outcome) -> None:
-        if outcome.reason:
-            self.fault(outcome.reason)
 
     def _release(self, entry: Entry) -> None:
         if not (entry.leaving or entry.forgotten) and self.on:
