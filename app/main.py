@@ -14,6 +14,7 @@ from app.panels.page import tab_state  # noqa: E402
 from app.text import load_texts  # noqa: E402
 from app.views.live import show_live  # noqa: E402
 from app.views.quality import show_quality  # noqa: E402
+from app.views.tiers import show_tiers  # noqa: E402
 
 
 def main() -> None:
@@ -31,6 +32,7 @@ def main() -> None:
     pages = {
         "live": st.Page(show_live, title=texts("page.live"), url_path="", default=True),
         "quality": st.Page(show_quality, title=texts("page.quality"), url_path="quality"),
+        "tiers": st.Page(show_tiers, title=texts("page.tiers"), url_path="tiers"),
     }
     chosen = st.navigation(list(pages.values()), position="hidden")
     asked, state.goto = pages.get(state.goto), ""

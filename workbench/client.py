@@ -17,6 +17,7 @@ from workbench.lab.prompts_file import read_prompts
 from workbench.lab.workloads import make_workload
 from workbench.request import RequestSpec
 from workbench.snapshot import Snapshot, decode_frame
+from workbench.tier_views import BlockMove, TiersReport
 from workbench.views import ApplyReport, BlockView, IntegrityView
 
 
@@ -189,6 +190,18 @@ class EngineClient(EngineLink):
     def events_since(self, seq: int) -> list[Event]:
         """Events after `seq`, oldest first."""
         return self._call(protocol.EventsSince(seq), list[Event])
+
+    def tiers(self) -> TiersReport:
+        """Costs, faults and worth of the tiers below HBM."""
+        return self._call(protocol.GetTiers(), TiersReport)
+
+    def journey(self, key: str = "") -> list[BlockMove]:
+        """Moves of the block whose key begins so; without one the blocks that moved most."""
+        return self._call(protocol.Journey(key), list[BlockMove])
+
+    def inject_fault(self, kind: str) -> str:
+        """Damage real bytes of a tier; the key that was hit, empty if nothing was there to hit."""
+        return self._call(protocol.InjectFault(kind), str)
 
     def start_shadow(self, request_id: str) -> None:
         """Also compute one running request in full precision."""

@@ -28,7 +28,7 @@ OWN_VIEW = (
 
 
 def show_part(page: Page, part: str) -> None:
-    """Mount one part of the picture: strip, stage or side."""
+    """Mount one part of the picture: strip, stage, side or ladder."""
     key = f"live_{part}"
     live_view(part, key=key, data=picture_data(page, part), on_command=partial(on_command, key))
 
@@ -65,7 +65,7 @@ def picture_data(page: Page, part: str) -> dict[str, Any]:
 
 def strip_pages(page: Page) -> list[dict[str, Any]]:
     """The pages that the strip leads to; `name` is what a press sends."""
-    titles = {"live": page.texts("page.live"), "quality": page.texts("page.quality")}
+    titles = {name: page.texts(f"page.{name}") for name in ("live", "quality", "tiers")}
     return [
         {"url": "/" if name == "live" else f"/{name}", "name": name, "title": title,
          "active": name == page.state.view}

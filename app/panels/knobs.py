@@ -65,20 +65,30 @@ def show_knobs(page: Page) -> None:
     """The whole column of knobs with the answer below."""
     _seed(page)
     for dim in GROUPS:
-        main, _ = group_paths(dim)
-        with st.container(key=f"group_{dim}", gap=None):
-            st.markdown(
-                f":{_COLOURS[dim]}-badge[{dim}] **{page.texts('group.' + dim)}**",
-                help=page.texts(f"group.{dim}_help"),
-            )
-            for path in main:
-                _knob(page, path)
-            with st.expander(page.texts("group.more"), key=f"more_{dim}"):
-                _show_sections(page, dim)
+        _group(page, dim)
     _, rest = group_paths("-")
     with st.container(key="group_M", gap=None), st.expander(page.texts("group.-"), key="more_M"):
         for path in rest:
             _knob(page, path)
+
+
+def show_group(page: Page, dim: str) -> None:
+    """The knobs of one dimension, all of them open."""
+    _seed(page)
+    _group(page, dim, expanded=True)
+
+
+def _group(page: Page, dim: str, *, expanded: bool = False) -> None:
+    main, _ = group_paths(dim)
+    with st.container(key=f"group_{dim}", gap=None):
+        st.markdown(
+            f":{_COLOURS[dim]}-badge[{dim}] **{page.texts('group.' + dim)}**",
+            help=page.texts(f"group.{dim}_help"),
+        )
+        for path in main:
+            _knob(page, path)
+        with st.expander(page.texts("group.more"), key=f"more_{dim}", expanded=expanded):
+            _show_sections(page, dim)
 
 
 def _show_sections(page: Page, dim: str) -> None:

@@ -77,8 +77,9 @@ def _show_changes(page: Page) -> None:
     what = ", ".join(change_text(texts, path, value) for path, value in state.offer.items())
     count = len(state.offer)
     with st.container(horizontal=True, vertical_alignment="center", key="offer"):
-        st.markdown(escape(texts("state.link_offer", n=count, what=what)))
-        label = texts("button.apply_link_one" if count == 1 else "button.apply_link", n=count)
+        one = "_one" if count == 1 else ""
+        st.markdown(escape(texts(f"state.link_offer{one}", n=count, what=what)))
+        label = texts(f"button.apply_link{one}", n=count)
         st.button(
             label, key="offer_apply", type="primary", on_click=accept_offer, disabled=page.locked
         )

@@ -9,7 +9,8 @@ from process_helpers import LAYERS, finished, prompt, small_config, until
 from workbench.client import EngineClient
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.process.connection import describe_death
-from workbench.engine.process.protocol import Endpoints, parse_detail
+from workbench.engine.process.endpoints import Endpoints
+from workbench.engine.process.protocol import parse_detail
 from workbench.errors import EngineDied, RequestError
 from workbench.snapshot import Snapshot, decode_frame
 

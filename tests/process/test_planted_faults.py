@@ -7,11 +7,10 @@ import msgspec
 import zmq
 from process_helpers import LAYERS, prompt
 
+from workbench.engine.process.endpoints import Endpoints, LaunchOptions
 from workbench.engine.process.protocol import (
     WELCOME,
     Command,
-    Endpoints,
-    LaunchOptions,
     OutputBatch,
     Published,
     Submit,

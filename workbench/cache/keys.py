@@ -31,6 +31,13 @@ class PrivateKey:
 TierKey = PrefixKey | PrivateKey
 
 
+def key_text(key: TierKey) -> str:
+    """A key for people and events: hex, or request, epoch, group and index."""
+    if isinstance(key, PrivateKey):
+        return f"{key.request_id}/{key.epoch}/{key.group}/{key.index}"
+    return key.hex()
+
+
 @dataclass(frozen=True)
 class CacheIdentity:
     """Everything but tokens that must match before bytes are shared.

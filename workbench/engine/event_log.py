@@ -6,6 +6,7 @@ from typing import Any
 
 from workbench.cache.prefix_index import Row
 from workbench.clock import Clock
+from workbench.engine.journeys import Journeys
 from workbench.events import (
     EVENT_KINDS,
     AllBlocksCleared,
@@ -49,7 +50,7 @@ class EventLog:
         block_size: int,
         last_seq: int = 0,
     ) -> None:
-        self.step = 0
+        self.journeys = Journeys(clock)
         self.block_size = block_size
         self.sentence: Event | None = None
         self.totals: dict[str, int] = dict.fromkeys(EVENT_KINDS, 0)
@@ -58,6 +59,15 @@ class EventLog:
         self.last_seq = last_seq
         self._kv: list[BlockStored | BlockRemoved | AllBlocksCleared] = [AllBlocksCleared()]
         self._on_kv_events = on_kv_events
+
+    @property
+    def step(self) -> int:
+        """Step of the engine that what is told happens in."""
+        return self.journeys.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.journeys.step = step
 
     def tell(self, kind: str, request_id: str = "", **data: Any) -> None:
         """Record an event; `data` are the numbers its sentence needs."""
@@ -102,6 +112,7 @@ class EventLog:
 
     def on_stored(self, row: Row) -> None:
         """A row became visible in HBM."""
+        self.journeys.note(row.key.hex(), "entered", "G1")
         self._kv.append(
             BlockStored(
                 block_hashes=[row.key],

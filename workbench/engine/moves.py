@@ -1,7 +1,9 @@
 """Tells of blocks that move between HBM and the tiers, as their owners report it."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from workbench.cache.keys import TierKey, key_text
 from workbench.cache.prefix_index import Row
 from workbench.request import Request
 
@@ -22,6 +24,7 @@ class Moves:
         if engine.fetcher.demote(row):
             to_tier = engine.hierarchy.first_tier
             engine.frames.tiers.notes.left_hbm(row)
+        engine.log.journeys.note(row.key.hex(), "left", "G1", request_id=engine.scheduler.serving)
         engine.metrics.evictions.add(1)
         engine.log.tell(
             "evict",
@@ -31,10 +34,16 @@ class Moves:
             for_request_id=engine.scheduler.serving,
         )
 
-    def loaded(self, request: Request, tiers: dict[str, int], seconds: float) -> None:
-        """Pages of a request came up: tier -> pages."""
-        for tier, pages in tiers.items():
-            self._engine.log.tell(
+    def loaded(self, request: Request, tiers: dict[TierKey, str], seconds: float) -> None:
+        """Pages of a request came up, each from its tier."""
+        log = self._engine.log
+        for key, tier in tiers.items():
+            detail = f"{seconds * 1e3:.1f} ms"
+            log.journeys.note(
+                key_text(key), "fetched", tier, request_id=request.request_id, detail=detail
+            )
+        for tier, pages in Counter(tiers.values()).items():
+            log.tell(
                 "load",
                 request.request_id,
                 num_blocks=pages,
@@ -47,9 +56,12 @@ class Moves:
         """Something happened in a tier: `store`, `evict` or `tier_fault`."""
         log = self._engine.log
         if kind == "tier_fault":
+            log.journeys.note(data["key"], "fault", data["tier"], detail=data["reason"])
             log.tell(kind, tier=data["tier"], reason=data["reason"])
         elif kind == "store":
+            log.journeys.note(data["key"], "stored", data["tier"])
             log.tell(kind, tier=data["tier"], num_blocks=1, num_bytes=data["num_bytes"])
         elif kind == "evict":
+            log.journeys.note(data["key"], "left", data["tier"])
             tiers = {"from_tier": data["tier"], "to_tier": data["to_tier"]}
             log.tell(kind, num_blocks=1, for_request_id="", **tiers)

@@ -7,7 +7,7 @@ import streamlit as st
 
 from .bundle import default_text, module_source
 
-PARTS = ("strip", "stage", "side")
+PARTS = ("strip", "stage", "side", "ladder")
 
 _component = st.components.v2.component("kv_live_view", js=module_source("streamlit"))
 
@@ -21,7 +21,7 @@ def live_view(
 ) -> dict[str, Any] | None:
     """Mounts one part and returns the command of this run, or None.
 
-    `part`: strip, stage or side. `data`: text, lang, is_driver, num_viewers, selected,
+    `part`: strip, stage, side or ladder. `data`: text, lang, is_driver, num_viewers, selected,
     selected_request, block, pages, marks, can_undo, can_redo, present, act, live_url; `text` may be
     left out (English) and `langs` lists what the language button offers. `on_command` runs first,
     as Streamlit's callbacks do; it reads the commands with `read_commands(key)`. A command is

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.config import replace_settings
 from workbench.engine.process import protocol
 from workbench.engine.process.host import reload_report, restart_changes
+from workbench.engine.views.tier_report import damage, journey, tiers_report
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class CommandHandler:
             protocol.Check: lambda body, _: server.host.check(),
             protocol.StartWorkload: lambda body, _: server.host.start_workload(body),
             protocol.StopWorkload: lambda body, _: server.host.stop_workload(body.name),
+            protocol.GetTiers: lambda body, _: tiers_report(server.host.engine),
+            protocol.Journey: lambda body, _: journey(server.host.engine, body.key),
+            protocol.InjectFault: lambda body, _: damage(server.host.engine, body.kind),
             protocol.Shutdown: self._shutdown,
         }
 

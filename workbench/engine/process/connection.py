@@ -17,12 +17,11 @@ import msgspec
 import zmq
 
 from workbench.engine.process import protocol
+from workbench.engine.process.endpoints import Endpoints, LaunchOptions
 from workbench.engine.process.environment import engine_environment
 from workbench.engine.process.protocol import (
     WELCOME,
     Command,
-    Endpoints,
-    LaunchOptions,
     Published,
     Reply,
 )

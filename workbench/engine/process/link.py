@@ -13,8 +13,8 @@ import numpy as np
 from workbench.config import EngineConfig, difference
 from workbench.engine.process import protocol
 from workbench.engine.process.connection import Connection
+from workbench.engine.process.endpoints import LaunchOptions
 from workbench.engine.process.journal import Journal
-from workbench.engine.process.protocol import LaunchOptions
 from workbench.errors import EngineDied, WorkbenchError
 from workbench.events import EVENTS_PER_PROCESS
 from workbench.snapshot import Snapshot, decode_frame, decode_token_blocks, encode_frame

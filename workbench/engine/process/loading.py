@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from workbench.clock import Clock
 from workbench.config import EngineConfig
-from workbench.engine.process.protocol import LaunchOptions, detail
+from workbench.engine.process.endpoints import LaunchOptions
+from workbench.engine.process.protocol import detail
 from workbench.errors import ModelError, WorkbenchError
 from workbench.model.fetch import cached_path, fetch
 

@@ -7,7 +7,6 @@
 The sockets live in a directory that only its user may enter. Nothing here imports torch.
 """
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -107,6 +106,25 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     """Check the invariants; answered with an IntegrityView."""
 
 
+class GetTiers(msgspec.Struct, frozen=True, tag=True):
+    """Costs, faults and worth of the tiers below HBM; answered with a TiersReport."""
+
+
+class Journey(msgspec.Struct, frozen=True, tag=True):
+    """Where a block has been; answered with a list of BlockMove.
+
+    `key` is hex, or the beginning of it; empty asks for the blocks that moved most, one move each.
+    """
+
+    key: str = ""
+
+
+class InjectFault(msgspec.Struct, frozen=True, tag=True):
+    """Damage real bytes of a tier; answered with the key that was hit, or an empty text."""
+
+    kind: str
+
+
 class Arrival(msgspec.Struct, frozen=True):
     """One request of a workload, due `at_s` seconds after its start.
 
@@ -153,7 +171,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 Body = (
     Submit | Abort | ClearRequests | Apply | Preview | Play | Pause | Step | SetSpeed | GetSnapshot
     | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload
-    | StopWorkload | Shutdown
+    | StopWorkload | GetTiers | Journey | InjectFault | Shutdown
 )  # fmt: skip
 
 SHOWN_AT_ONCE = (Apply, Play, Pause, SetSpeed)  # somebody has touched a control and waits
@@ -209,58 +227,6 @@ class WorkloadEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 Published = Announcement | OutputBatch | WorkloadStarted | WorkloadEnded
-
-
-class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process is started with, as a file in its socket directory.
-
-    `random_layers` > 0 builds a small random model with that many layers (a byte vocabulary)
-    instead of loading one. `first_request_number` and `last_event_seq` go on after a restart.
-    """
-
-    changes: dict[str, Any] = {}  # settings that differ from the defaults
-    random_layers: int = 0
-    random_seed: int = 0
-    first_request_number: int = 1
-    last_event_seq: int = 0
-    paused: bool = False
-    speed: float = 1.0
-
-
-class Endpoints(msgspec.Struct, frozen=True):
-    """Where the sockets and files of one engine process lie."""
-
-    directory: str
-
-    @property
-    def commands(self) -> str:
-        """Address of the command socket."""
-        return f"ipc://{self.directory}/commands"
-
-    @property
-    def frames(self) -> str:
-        """Address of the frame socket."""
-        return f"ipc://{self.directory}/frames"
-
-    @property
-    def outputs(self) -> str:
-        """Address of the token socket."""
-        return f"ipc://{self.directory}/outputs"
-
-    @property
-    def options_file(self) -> Path:
-        """LaunchOptions as JSON."""
-        return Path(self.directory) / "options.json"
-
-    @property
-    def crash_file(self) -> Path:
-        """Written by a process that ends because of an error: one line."""
-        return Path(self.directory) / "crash.txt"
-
-    @property
-    def log_file(self) -> Path:
-        """What the process printed."""
-        return Path(self.directory) / "engine.log"
 
 
 def detail(kind: str, **numbers: float) -> str:

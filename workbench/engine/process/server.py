@@ -17,10 +17,10 @@ import msgspec
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
 from workbench.engine.process.commands import Call, CommandHandler
+from workbench.engine.process.endpoints import Endpoints, LaunchOptions
 from workbench.engine.process.host import EngineHost
 from workbench.engine.process.loading import Loader
 from workbench.engine.process.pacing import FramePacer, SlowMotion
-from workbench.engine.process.protocol import Endpoints, LaunchOptions
 from workbench.engine.process.transport import Transport
 from workbench.errors import WorkbenchError
 from workbench.snapshot import Snapshot, encode_frame

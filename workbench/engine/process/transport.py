@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from workbench.engine.process.protocol import WELCOME, Command, Endpoints, Published, Reply
+from workbench.engine.process.endpoints import Endpoints
+from workbench.engine.process.protocol import WELCOME, Command, Published, Reply
 
 _SUBSCRIBE = 1  # first byte of what an XPUB socket receives
 

@@ -4,6 +4,7 @@ A request holds no HBM blocks while its pages are on the way: loads end in host 
 are taken only when it is admitted (vLLM #45388: parked loads must not hold what the head needs).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -38,7 +39,7 @@ class Fetcher:
     gate: bool = True
     enabled: bool = False
     num_slices: int = 1
-    on_load: Callable[[Request, dict[str, int], float], None] = lambda request, tiers, seconds: None
+    on_load: Callable[[Request, dict[TierKey, str], float], None] = lambda request, tiers, s: None
     counters: FetchCounters = field(default_factory=FetchCounters)
     _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class Fetcher:
     def _take(self, pending: PendingLoad, result: LoadResult) -> None:
         request = pending.request
         pages: dict[TierKey, np.ndarray] = {}
-        tiers: dict[str, int] = {}
+        tiers: dict[TierKey, str] = {}
         whole = self.swaps.record(request) is not None
         for key, page, tier in zip(result.keys, result.pages, result.tiers, strict=True):
             if page is None:
@@ -107,11 +108,12 @@ class Fetcher:
                 if whole:
                     self.swaps.forget(request)
                 break  # a run ends at its first missing page
-            pages[key] = page
-            tiers[tier] = tiers.get(tier, 0) + 1
+            pages[key], tiers[key] = page, tier
         self.counters.num_loaded_pages += len(pages)
         self.counters.last_load_s = result.seconds
-        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, tiers)
+        self.counters.fetched(Counter(tiers.values()), result.seconds)
+        by_page = {id(page): tiers[key] for key, page in pages.items()}
+        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, by_page)
         self.on_load(request, tiers, result.seconds)
 
     def consider(self, request: Request, hit: PrefixHit, *, prefixes: bool = True) -> Fetch:
@@ -254,6 +256,9 @@ class Fetcher:
             ids = blocks.row_at(first + at)
             self.manager.pool.moved_step[[i for i in ids if i >= 0]] = self.manager.pool.step
             self.store.write_row(self.manager.parts(ids), page)
+        tiers, block_tokens = self._loaded[request.request_id].tiers, self.manager.block_size
+        each_s = self.recompute_s(block_tokens) or 0.0
+        self.counters.used(Counter(tiers[id(page)] for page in pages), block_tokens, each_s)
 
     # ---- the way out
 

@@ -1,6 +1,6 @@
 """What admission knows of pages on their way up: the decision, the job, its end, the totals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -24,7 +24,7 @@ class Loaded:
     job_id: int
     first: int
     pages: dict[TierKey, np.ndarray]
-    tiers: dict[str, int]  # tier -> pages
+    tiers: dict[int, str]  # by the identity of a page's array
 
 
 @dataclass
@@ -35,6 +35,19 @@ class PendingLoad:
     first: int
     request: Request
     deadline_s: float
+
+
+@dataclass
+class TierGain:
+    """What the fetches from one tier took, and what they were good for.
+
+    `fetch_s`: from their start to their arrival. `num_tokens` went into a request's blocks, the
+    others in vain; `recompute_s`: what computing those again was predicted to take.
+    """
+
+    fetch_s: float = 0.0
+    num_tokens: int = 0
+    recompute_s: float = 0.0
 
 
 @dataclass
@@ -49,3 +62,17 @@ class FetchCounters:
     num_swapped_pages: int = 0
     last_load_s: float = 0.0
     last_recompute_s: float = 0.0
+    gains: dict[str, TierGain] = field(default_factory=dict)  # by tier
+
+    def fetched(self, tiers: dict[str, int], seconds: float) -> None:
+        """Count the time of a finished fetch, shared among its pages, given by tier."""
+        for tier, count in tiers.items():
+            gain = self.gains.setdefault(tier, TierGain())
+            gain.fetch_s += seconds * count / sum(tiers.values())
+
+    def used(self, tiers: dict[str, int], block_tokens: int, each_s: float) -> None:
+        """Count fetched pages that a request took, by tier; `each_s`: to compute one again."""
+        for tier, count in tiers.items():
+            gain = self.gains.setdefault(tier, TierGain())
+            gain.num_tokens += count * block_tokens
+            gain.recompute_s += each_s * count

@@ -4,7 +4,7 @@ import { membersOf, PLANES } from "./decode.js";
 import { deepFocus } from "./keyboard.js";
 
 export function installHook(store, stage) {
-  const grid = (tier) => stage.grids.find((g) => g.name === tier);
+  const grid = (tier) => stage.grids?.find((g) => g.name === tier);
   window.__kvw = {
     owner: stage,
     get frames() { return store.numFrames; },

@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { installHook, unhook } from "./hook.js";
 import { deepFocus } from "./keyboard.js";
+import { Ladder } from "./ladder.js";
 import { Side } from "./side.js";
 import { Stage } from "./stage.js";
 import { CSS_TEXT } from "./style.js";
@@ -11,7 +12,7 @@ import { Tips } from "./terms.js";
 import { readTheme, watchTheme } from "./theme.js";
 import { makeWords } from "./words.js";
 
-const PARTS = { strip: Strip, stage: Stage, side: Side };
+const PARTS = { strip: Strip, stage: Stage, side: Side, ladder: Ladder };
 const SELECT_WAIT_MS = 150, CARRIED_MS = 5000;
 
 // Mounts `part` into `root` (element or shadow root). `frameSource`: a Store. `data`: see the
@@ -32,7 +33,7 @@ export function mount(root, { part, frameSource, data, onCommand }) {
   const unsubscribe = store.subscribe((what) => view.on(what));
   const wake = () => { if (!document.hidden) view.on("frame"); };
   document.addEventListener("visibilitychange", wake);
-  if (part === "stage") installHook(store, view);
+  if (part === "stage" || part === "ladder") installHook(store, view);
   adopt(store, state);
   return {
     update(next, command) {

@@ -1,0 +1,66 @@
+// The ladder of tiers: how full each one is, what moves between two of them now, and what was found there.
+
+import { attrs, h, keyed, paced, setAttr, setClass, setSpan, setText } from "./dom.js";
+import { rate } from "./format.js";
+import { TierBar } from "./tiers.js";
+
+const LEAST_FULL_BYTES_PER_S = 1e6; // a trickle should not fill the whole width
+
+export class Ladder {
+  constructor(context) {
+    this.context = context;
+    this.node = attrs(h("section", "ladder"), { "aria-label": context.words("ladder.label") });
+    this.draw = paced(() => this.update(), 200);
+    this.draw();
+  }
+
+  on() { this.draw(); }
+  themeChanged() {}
+  destroy() {}
+
+  update() {
+    const frame = this.context.store.shown;
+    if (!frame || document.hidden) return;
+    const { tiers } = frame.snap;
+    const most = Math.max(LEAST_FULL_BYTES_PER_S, ...tiers.flatMap((t) => [t.in_bytes_per_s, t.out_bytes_per_s]));
+    keyed(this.node, tiers, (tier) => tier.name, (tier) => this.rung(tier), (node, tier) => node.kvwShow(tier, most));
+  }
+
+  // One tier with the flow between it and the tier above.
+  rung({ name }) {
+    const { words, store } = this.context, first = name === "G1";
+    const bar = new TierBar(name, this.context, false);
+    bar.canAdd = !first && !store.playback;
+    const down = this.flow("down"), up = this.flow("up");
+    const medium = h("span", "ladder-medium"), facts = h("span", "ladder-facts");
+    const between = h("div", "ladder-flows", down.node, up.node);
+    const node = h("div", "rung", first ? null : between, bar.node, h("div", "ladder-line", medium, facts));
+    node.kvwShow = (tier, most) => {
+      bar.update(tier);
+      setClass(node, "off", !tier.enabled);
+      down.show(tier.in_bytes_per_s, most);
+      up.show(tier.out_bytes_per_s, most);
+      setText(medium, tier.medium);
+      const asked = tier.hits + tier.misses;
+      const values = { hits: tier.hits, asked, percent: asked ? Math.round((100 * tier.hits) / asked) : 0, entries: tier.num_entries };
+      const key = !tier.enabled ? "" : !asked ? "ladder.unasked" : first ? "ladder.tokens" : "ladder.blocks";
+      setText(facts, key ? words(key, values) : "");
+    };
+    return node;
+  }
+
+  // A bar as wide as its share of the largest flow now, with the rate in words.
+  flow(way) {
+    const { words } = this.context;
+    const fill = h("i", ""), text = h("span", "");
+    const node = h("div", `ladder-flow ${way}`, h("span", "ladder-bar", fill), text);
+    return {
+      node,
+      show: (bytesPerS, most) => {
+        setSpan(fill, 0, bytesPerS / most);
+        setText(text, words(`ladder.${way}`, { rate: rate(bytesPerS) }));
+        setAttr(node, "data-moving", bytesPerS > 0);
+      },
+    };
+  }
+}

@@ -1,0 +1,66 @@
+"""Where one block has been: chosen from those that moved most, or by the beginning of its hash."""
+
+import pandas as pd
+import streamlit as st
+
+from app.panels.page import Page
+from app.panels.tiers_worth import PLOT_CONFIG
+from app.text.sentences import escape
+from app.tiers.figures import journey_figure
+from workbench.errors import WorkbenchError
+from workbench.tier_views import BlockMove
+
+SHORT = 12  # hex digits shown of a hash
+
+
+def show_journey(page: Page) -> None:
+    """Choice, time line and table of one block's moves."""
+    texts = page.texts
+    travelled = _moves(page, "")
+    if not travelled:
+        st.caption(texts("tiers.no_journey"))
+        return
+    keys = [move.key for move in travelled]
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+        chosen = st.selectbox(
+            texts("tiers.block"), keys, key="tiers_block", format_func=lambda key: key[:SHORT],
+            help=texts("tiers.block_help"),
+        )  # fmt: skip
+        typed = st.text_input(
+            texts("tiers.hash"),
+            key="tiers_hash",
+            max_chars=80,
+            placeholder=texts("tiers.hash_hint"),
+        ).strip()
+    moves = _moves(page, typed or chosen)
+    if not moves:
+        st.caption(escape(texts("tiers.unknown_block", key=typed)))
+        return
+    if len({move.key for move in moves}) > 1:
+        st.caption(escape(texts("tiers.several_blocks", key=typed)))
+        moves = [move for move in moves if move.key == moves[0].key]
+    names = [tier.name for tier in page.snapshot.tiers] if page.snapshot else []
+    st.plotly_chart(
+        journey_figure(texts, moves, names), key="tiers_journey", config=PLOT_CONFIG,
+        alt=texts("tiers.journey_alt", n=len(moves)),
+    )  # fmt: skip
+    rows = [
+        {
+            texts("tiers.column.step"): move.step,
+            texts("tiers.column.what"): texts(f"tiers.move.{move.what}"),
+            texts("tiers.column.tier"): move.tier,
+            texts("tiers.column.request"): move.request_id,
+            texts("tiers.column.detail"): move.detail,
+        }
+        for move in reversed(moves)
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=180)
+
+
+def _moves(page: Page, key: str) -> list[BlockMove]:
+    if not page.ready:
+        return []
+    try:
+        return page.engine.client.journey(key)
+    except WorkbenchError:
+        return []

@@ -1,0 +1,127 @@
+"""What the tiers were worth: hits, seconds of fetching against seconds of computing again."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app.panels.page import Page, open_page
+from app.tiers.figures import cost_figure, fetch_seconds, flow_figure, measured
+from workbench.errors import WorkbenchError
+from workbench.tier_views import TierReport, TiersReport
+
+REFRESH_S = 3.0
+MIB = 2**20
+PLOT_CONFIG = {"displayModeBar": False, "scrollZoom": False}
+
+
+def tiers_of(page: Page) -> TiersReport | None:
+    """The engine's report; None while it cannot answer."""
+    if not page.ready:
+        return None
+    try:
+        return page.engine.client.tiers()
+    except WorkbenchError:
+        return None
+
+
+def show_worth() -> None:
+    """The table, drawn anew every few seconds; its rows and columns stay where they are."""
+    st.fragment(_worth, run_every=REFRESH_S, key="tiers_worth")()
+
+
+def _worth() -> None:
+    page = open_page()
+    texts, report = page.texts, tiers_of(page)
+    if report is None:
+        st.caption(texts("tiers.not_yet"))
+        return
+    rows = [_row(page, tier) for tier in report.tiers]
+    st.dataframe(
+        pd.DataFrame(rows), hide_index=True, row_height=28, alt=texts("tiers.worth_alt"),
+    )  # fmt: skip
+    st.caption(_gate_line(page, report))
+
+
+def _row(page: Page, tier: TierReport) -> dict[str, Any]:
+    texts, asked = page.texts, tier.hits + tier.misses
+    saved_s = tier.recompute_s - tier.fetch_s
+    return {
+        texts("tiers.column.tier"): f"{tier.name} {tier.medium}",
+        texts("tiers.column.on"): texts("choice.on" if tier.enabled else "choice.off"),
+        texts("tiers.column.hits"): f"{100 * tier.hits / asked:.0f} %" if asked else "n/a",
+        texts("tiers.column.lookups"): asked,
+        texts("tiers.column.fetched"): tier.fetched_tokens,
+        texts("tiers.column.fetch_ms"): round(tier.fetch_s * 1e3, 1),
+        texts("tiers.column.recompute_ms"): round(tier.recompute_s * 1e3, 1),
+        texts("tiers.column.worth"): _worth_word(page, tier, saved_s),
+        texts("tiers.column.evicted"): tier.num_evictions,
+        texts("tiers.column.dropped"): tier.num_dropped,
+        texts("tiers.column.faults"): sum(tier.faults.values()),
+        texts("tiers.column.source"): tier.provenance,
+    }
+
+
+def _worth_word(page: Page, tier: TierReport, saved_s: float) -> str:
+    if not tier.fetched_tokens:
+        return page.texts("tiers.nothing_fetched")
+    word = "tiers.saved" if saved_s >= 0 else "tiers.lost"
+    return page.texts(word, ms=f"{abs(saved_s) * 1e3:,.0f}")
+
+
+def _gate_line(page: Page, report: TiersReport) -> str:
+    key = "tiers.gate_on" if report.gate else "tiers.gate_off"
+    return page.texts(
+        key, gated=report.num_gated, late=report.num_late, failed=report.num_failed_pages
+    )
+
+
+def show_cost(page: Page, report: TiersReport) -> None:
+    """The cost of each tier as measured, and from how many tokens on fetching wins."""
+    texts = page.texts
+    if not measured(report):
+        st.caption(texts("tiers.no_cost"))
+        return
+    st.plotly_chart(
+        cost_figure(texts, report),
+        key="tiers_cost",
+        config=PLOT_CONFIG,
+        alt=texts("tiers.cost_alt"),
+    )
+    for tier in measured(report):
+        st.caption(_cost_line(page, report, tier))
+    st.caption(texts("tiers.cost_basis"))
+
+
+def _cost_line(page: Page, report: TiersReport, tier: TierReport) -> str:
+    return page.texts(
+        "tiers.cost_line",
+        tier=tier.name,
+        latency=f"{tier.load.latency_s * 1e3:.2f}",
+        load=f"{tier.load.bytes_per_s / 1e6:,.0f}",
+        store=f"{tier.store.bytes_per_s / 1e6:,.0f}",
+        n=tier.load.samples,
+        source=tier.provenance,
+        verdict=_verdict(page, report, tier),
+    )
+
+
+def _verdict(page: Page, report: TiersReport, tier: TierReport) -> str:
+    """Which way is faster for one block, and how many times."""
+    compute_s = report.recompute_s_per_token * report.block_tokens
+    fetch_s = fetch_seconds(report, tier, 1)
+    if not compute_s or not fetch_s:
+        return page.texts("tiers.verdict_unknown")
+    if fetch_s < compute_s:
+        return page.texts("tiers.verdict_fetch", factor=f"{compute_s / fetch_s:.1f}")
+    return page.texts("tiers.verdict_compute", factor=f"{fetch_s / compute_s:.1f}")
+
+
+def show_flow(page: Page, report: TiersReport) -> None:
+    """Bytes from tier to tier since the start."""
+    figure = flow_figure(page.texts, report)
+    if figure is None:
+        st.caption(page.texts("tiers.no_flow"))
+        return
+    st.plotly_chart(figure, key="tiers_flow", config=PLOT_CONFIG, alt=page.texts("tiers.flow_alt"))
+    st.caption(page.texts("tiers.flow_basis"))

@@ -1,0 +1,133 @@
+"""Plotly figures of the page *Tiers*, from what the engine measured."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from app.text import Texts
+from workbench.tier_views import BlockMove, TierReport, TiersReport
+
+GREY = "rgba(128, 128, 128, .9)"
+# Okabe-Ito, with a dash and a shape of its own a tier, because colour alone tells too little.
+LOOKS = {
+    "G1": ("#56B4E9", "solid", "circle"),
+    "G2": ("#0072B2", "solid", "square"),
+    "G3": ("#E69F00", "dash", "diamond"),
+    "G3.5": ("#009E73", "dot", "triangle-up"),
+    "G4": ("#CC79A7", "dashdot", "cross"),
+}
+SIGNS = {"entered": "circle", "stored": "triangle-down", "fetched": "triangle-up", "left": "x",
+         "fault": "star"}  # fmt: skip
+FEWEST_BLOCKS, MOST_DOUBLINGS = 1, 9
+HEIGHT_PX = 340
+
+
+def fetch_seconds(report: TiersReport, tier: TierReport, num_blocks: int) -> float:
+    """Predicted seconds to fetch so many blocks, as the gate reckons: latency, bytes, copy."""
+    if not tier.load.bytes_per_s:
+        return 0.0
+    size = num_blocks * report.block_bytes
+    copy_s = size / report.copy_bytes_per_s if report.copy_bytes_per_s else 0.0
+    return num_blocks * tier.load.latency_s + size / tier.load.bytes_per_s + copy_s
+
+
+def measured(report: TiersReport) -> list[TierReport]:
+    """Tiers that are on and from which something was fetched, if only to probe them."""
+    return [tier for tier in report.tiers if tier.enabled and tier.load.bytes_per_s]
+
+
+def cost_figure(texts: Texts, report: TiersReport) -> go.Figure:
+    """Seconds of fetching and of computing again over tokens, both axes logarithmic."""
+    blocks = [FEWEST_BLOCKS * 2**power for power in range(MOST_DOUBLINGS)]
+    tokens = [count * report.block_tokens for count in blocks]
+    figure = go.Figure()
+    if report.recompute_s_per_token:
+        figure.add_scatter(
+            x=tokens, y=[report.recompute_s_per_token * n for n in tokens], mode="lines",
+            line={"color": GREY, "width": 3}, name=texts("tiers.recompute"),
+        )  # fmt: skip
+    for tier in measured(report):
+        colour, dash, shape = LOOKS[tier.name]
+        figure.add_scatter(
+            x=tokens, y=[fetch_seconds(report, tier, n) for n in blocks], mode="lines+markers",
+            line={"color": colour, "dash": dash, "width": 2}, marker={"symbol": shape, "size": 8},
+            name=texts("tiers.fetch_from", tier=tier.name, source=tier.provenance),
+        )  # fmt: skip
+    figure.update_xaxes(title=texts("tiers.tokens"), type="log", tickvals=tokens,
+                        ticktext=[f"{n:,}" for n in tokens])  # fmt: skip
+    figure.update_yaxes(title=texts("tiers.seconds"), type="log", exponentformat="SI")
+    return _laid_out(figure)
+
+
+def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
+    """Bytes that went from tier to tier since the start; None while nothing has moved."""
+    names = ["G1", *(tier.name for tier in report.tiers if tier.enabled)]
+    links = []
+    above = "G1"
+    for tier in report.tiers:
+        if not tier.enabled:
+            continue
+        links.append((above, tier.name, tier.stored_bytes))
+        links.append((tier.name, above, tier.loaded_bytes))
+        above = tier.name
+    links = [link for link in links if link[2]]
+    if not links:
+        return None
+    place = {name: index for index, name in enumerate(names)}
+    colours = [LOOKS[name][0] for name in names]
+    figure = go.Figure(
+        go.Sankey(
+            node={
+                "label": [texts("tiers.from", tier=n) for n in names]
+                + [texts("tiers.to", tier=n) for n in names],
+                "color": colours * 2, "pad": 18, "thickness": 14,
+            },
+            link={
+                "source": [place[a] for a, _, _ in links],
+                "target": [len(names) + place[b] for _, b, _ in links],
+                "value": [size / 2**20 for _, _, size in links],
+                "color": [_faint(LOOKS[a][0]) for a, _, _ in links],
+            },
+            valuesuffix=" MiB", valueformat=",.1f",
+        )
+    )  # fmt: skip
+    return _laid_out(figure)
+
+
+def journey_figure(texts: Texts, moves: Sequence[BlockMove], names: Sequence[str]) -> go.Figure:
+    """One block's moves over time, a line a tier; `names` are the tiers, fastest first."""
+    start_s = moves[0].time_s if moves else 0.0
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[move.time_s - start_s for move in moves], y=[move.tier for move in moves], mode="lines",
+        line={"color": GREY, "width": 1.5, "shape": "hv"}, hoverinfo="skip", showlegend=False,
+    )  # fmt: skip
+    for what, sign in SIGNS.items():
+        some = [move for move in moves if move.what == what]
+        if some:
+            figure.add_scatter(
+                x=[move.time_s - start_s for move in some], y=[move.tier for move in some],
+                mode="markers", name=texts(f"tiers.move.{what}"),
+                marker={"symbol": sign, "size": 12, "color": [LOOKS[m.tier][0] for m in some],
+                        "line": {"width": 1, "color": GREY}},
+                customdata=[[f"{m.step}", m.request_id, m.detail] for m in some],
+                hovertemplate="%{x:.2f} s, %{customdata[0]} %{customdata[1]} %{customdata[2]}",
+            )  # fmt: skip
+    figure.update_xaxes(title=texts("tiers.journey_time"), rangemode="tozero")
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=list(names)[::-1])
+    return _laid_out(figure, height=240)
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, .35)"
+
+
+def _laid_out(figure: go.Figure, height: int = HEIGHT_PX) -> go.Figure:
+    figure.update_layout(
+        height=height,
+        margin={"l": 8, "r": 8, "t": 32, "b": 8},
+        legend={"orientation": "h", "y": 1.12, "x": 0},
+        font={"size": 12},
+    )
+    return figure

@@ -1,0 +1,56 @@
+"""The page Tiers in a real browser: the ladder moves, a fault is counted, nothing overflows."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import BrowserContext
+
+from tests.interface.dashboard import Dashboard, Tab
+
+pytestmark = pytest.mark.browser
+LADDER = """(() => {
+  const roots = [...document.querySelectorAll('*')].map(n => n.shadowRoot);
+  const ladder = roots.map(root => root?.querySelector('.ladder')).find(Boolean);
+  const rungs = ladder ? [...ladder.querySelectorAll('.rung')] : [];
+  return rungs.map(n => n.innerText.replace(/\\s+/g, ' '));
+})()"""
+
+
+@pytest.fixture(scope="module")
+def tiers_tab(context: BrowserContext, dashboard: Dashboard) -> Iterator[Tab]:
+    opened = Tab(context, dashboard.url)
+    opened.drive()
+    opened.page.get_by_role("link", name="Tiers").click()
+    opened.key("tiers_refresh").locator("visible=true").first.wait_for()
+    yield opened
+    opened.close()
+
+
+def test_the_ladder_shows_each_tier_and_adds_one(tiers_tab: Tab) -> None:
+    page = tiers_tab.page
+    page.wait_for_function(f"{LADDER}.length === 3")
+    first, second, _ = page.evaluate(LADDER)
+    assert first.startswith("G1") and "HBM" in first
+    assert "off" in second
+    page.get_by_label("Add G2").locator("visible=true").first.click()
+    tiers_tab.wait_snapshot("s.tiers[1].enabled")
+    page.wait_for_function(f"{LADDER}[1].includes('free of 64')")
+    tiers_tab.settled()
+
+
+def test_a_fault_by_button_is_told(tiers_tab: Tab) -> None:
+    page = tiers_tab.page
+    tiers_tab.press("fault_corrupt_dram")
+    page.get_by_text("flip a bit in DRAM").locator("visible=true").first.wait_for()
+    page.locator(".st-key-answer").get_by_text("flip a bit in DRAM").first.wait_for()
+    tiers_tab.settled()
+
+
+def test_each_tab_opens_and_a_phone_needs_no_sideways_scroll(tiers_tab: Tab) -> None:
+    page = tiers_tab.page
+    for name in ("Cost", "Flow", "A block's journey", "Worth it?"):
+        page.get_by_role("tab", name=name).click()
+        tiers_tab.settled()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("document.documentElement.scrollWidth <= 390")
+    page.set_viewport_size({"width": 1280, "height": 800})

@@ -1,0 +1,79 @@
+"""The page Tiers on a real engine, without a browser: knobs, table, faults."""
+
+from streamlit.testing.v1 import AppTest
+
+from app import engine_owner
+from app.text import load_texts
+from app.tiers.figures import cost_figure, fetch_seconds, flow_figure, journey_figure
+from tests.interface.dashboard import ROOT, wait_for
+from tests.interface.dashboard_page import checked, turn
+from workbench.request import RequestSpec, SamplingParams
+from workbench.tier_views import BlockMove
+
+
+def opened() -> AppTest:
+    """The page Tiers in a session of its own."""
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    checked(app.run())
+    app.session_state["tab_state"].goto = "tiers"
+    return checked(app.run())
+
+
+def words(app: AppTest) -> str:
+    return "\n".join(str(item.value) for item in [*app.caption, *app.markdown]).replace("\\", "")
+
+
+def test_without_tiers_it_says_what_will_stand_here(owner: engine_owner.EngineOwner) -> None:
+    app = opened()
+    assert "No tier is on: give DRAM or disk some MiB" in words(app)
+    assert "Nothing has moved between tiers yet" in words(app)
+    assert "No block has left HBM yet" in words(app)
+    assert "Turn a tier on first: there is nothing to damage." in words(app)
+    assert app.button(key="fault_corrupt_dram").disabled and app.button(key="fault_slow").disabled
+
+
+def test_a_tier_turned_on_here_is_measured_at_once(owner: engine_owner.EngineOwner) -> None:
+    client = owner.client
+    app = turn(opened(), "tiers.dram_mib", 16.0)
+    assert client.tiers().tiers[0].enabled
+    assert "G2: " in words(app) and "MB/s up" in words(app)
+    assert not app.button(key="fault_slow").disabled
+    checked(app.button(key="fault_corrupt_dram").click().run())
+    assert 'Nothing is there to damage with "flip a bit in DRAM" now.' in words(app)
+    checked(app.button(key="fault_slow").click().run())
+    assert client.tiers().tiers[0].provenance == "throttled"
+
+
+def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None:
+    client = owner.client
+    client.set_speed(1.0)
+    client.apply({"tiers.dram_mib": 16.0, "cache.hbm_budget_mib": 0.6, "tiers.gate": False,
+                  "tiers.dram_throttle_mb_s": 0.0})  # fmt: skip
+    for seed in (1, 2, 1):
+        tokens = [(seed * 31 + i) % 250 for i in range(900)]
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+        request_id = client.submit(RequestSpec(token_ids=tokens, sampling=sampling))
+        wait_for(lambda r=request_id: client.outputs(r).is_finished, 30, lambda: "it never ended")
+    report = client.tiers()
+    dram = report.tiers[0]
+    assert dram.fetched_tokens > 0 and dram.stored_bytes > 0
+    app = opened()
+    (table,) = [frame.value for frame in app.dataframe if "worth" in frame.value]
+    assert list(table["tokens used"])[0] == dram.fetched_tokens
+    assert str(table["worth"][0]).endswith(("ms saved", "ms lost"))
+    texts = load_texts()
+    line = cost_figure(texts, report).data[-1]
+    assert line.y[0] == fetch_seconds(report, dram, 1) and line.x[0] == report.block_tokens
+    flow = flow_figure(texts, report)
+    assert flow is not None and sum(flow.data[0].link.value) > 0
+    travelled = client.journey()
+    moves = client.journey(travelled[0].key)
+    picture = journey_figure(texts, moves, [tier.name for tier in client.snapshot().tiers])
+    assert sum(len(trace.x) for trace in picture.data[1:]) == len(moves)
+    client.set_speed(0.1)
+
+
+def test_a_journey_of_no_moves_draws_an_empty_picture() -> None:
+    texts = load_texts()
+    moves: list[BlockMove] = []
+    assert len(journey_figure(texts, moves, ["G1"]).data) == 1

@@ -1,0 +1,95 @@
+"""The tiers' costs and worth, for the page that explains them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.cache.keys import key_text
+from workbench.errors import SettingError
+from workbench.spatial.hierarchy.counters import FitStats, TierStats
+from workbench.spatial.hierarchy.faults import FAULTS, inject
+from workbench.temporal.scheduling.loads import TierGain
+from workbench.tier_views import BlockMove, CostView, TierReport, TiersReport
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+MOST_TRAVELLED = 40  # blocks offered where none is named
+
+
+def tiers_report(engine: "Engine") -> TiersReport:
+    """Everything known of the tiers now."""
+    stats, counters = engine.hierarchy.stats(), engine.fetcher.counters
+    return TiersReport(
+        tiers=[_tier(tier, counters.gains.get(tier.name, TierGain())) for tier in stats.tiers],
+        recompute_s_per_token=engine.metrics.recompute_s(1) or 0.0,
+        block_tokens=engine.config.cache.block_size,
+        block_bytes=sum(spec.page_bytes for spec in engine.stack.specs.full),
+        copy_bytes_per_s=stats.copy_bytes_per_s,
+        gate=engine.config.tiers.gate,
+        num_gated=counters.num_gated,
+        num_late=counters.num_late_loads,
+        num_failed_pages=counters.num_failed_pages,
+        damages=list(FAULTS),
+    )
+
+
+def _tier(stats: TierStats, gain: TierGain) -> TierReport:
+    return TierReport(
+        name=stats.name,
+        medium=medium_name(stats.name),
+        place=stats.place,
+        enabled=stats.on,
+        capacity_bytes=stats.capacity_bytes,
+        used_bytes=stats.used_bytes,
+        num_entries=stats.num_entries,
+        load=_cost(stats.fit),
+        store=_cost(stats.store_fit),
+        hits=stats.num_hits,
+        misses=stats.num_misses,
+        num_stores=stats.num_stores,
+        num_loads=stats.num_loads,
+        num_evictions=stats.num_evictions,
+        num_dropped=stats.num_dropped_stores,
+        stored_bytes=stats.stored_bytes,
+        loaded_bytes=stats.loaded_bytes,
+        faults=stats.faults,
+        failed=stats.failed,
+        provenance=stats.provenance,
+        throttle_mb_s=stats.throttle_mb_s,
+        fetched_tokens=gain.num_tokens,
+        fetch_s=gain.fetch_s,
+        recompute_s=gain.recompute_s,
+    )
+
+
+def _cost(fit: FitStats) -> CostView:
+    return CostView(
+        latency_s=fit.latency_s, bytes_per_s=fit.bandwidth_bytes_per_s, samples=fit.num_seen
+    )
+
+
+def medium_name(tier: str) -> str:
+    """What a tier's bytes lie on, in a word."""
+    return {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}.get(tier, tier)
+
+
+def journey(engine: "Engine", key: str) -> list[BlockMove]:
+    """Moves of one block, oldest first; without a key the last move of those that moved most."""
+    journeys = engine.log.journeys
+    if key:
+        return journeys.of(key)
+    return [journeys.of(each)[-1] for each in journeys.travelled(MOST_TRAVELLED)]
+
+
+def damage(engine: "Engine", kind: str) -> str:
+    """Damage real bytes of a tier as `faults.inject` does; the key hit, empty if nothing is there.
+
+    SettingError for a kind that does not exist.
+    """
+    if kind not in FAULTS:
+        raise SettingError(f"unknown fault {kind!r}: choose one of {', '.join(FAULTS)}")
+    done = inject(engine.hierarchy, kind, np.random.default_rng())
+    if done is None:
+        return ""
+    return kind if done.key is None else key_text(done.key)

@@ -1,0 +1,83 @@
+"""What the page of the tiers shows: measured costs, what fetches were worth, where blocks went."""
+
+import msgspec
+
+
+class CostView(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of a tier: seconds = `latency_s` + bytes / `bytes_per_s`, fitted to transfers.
+
+    `bytes_per_s` is 0 while `samples` is: nothing was measured.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    samples: int
+
+
+class TierReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
+
+    `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
+    fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
+    computing those again was predicted to take.
+    """
+
+    name: str
+    medium: str
+    place: str
+    enabled: bool
+    capacity_bytes: int
+    used_bytes: int
+    num_entries: int
+    load: CostView
+    store: CostView
+    hits: int
+    misses: int
+    num_stores: int
+    num_loads: int
+    num_evictions: int
+    num_dropped: int
+    stored_bytes: int
+    loaded_bytes: int
+    faults: dict[str, int]
+    failed: str
+    provenance: str
+    throttle_mb_s: float
+    fetched_tokens: int
+    fetch_s: float
+    recompute_s: float
+
+
+class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All tiers below HBM, and what a fetch is weighed against.
+
+    `recompute_s_per_token` is 0 before a prompt was computed. `block_bytes`: of one block in every
+    layer. `copy_bytes_per_s`: from host memory into pages. `damages`: kinds for `inject_fault`.
+    """
+
+    tiers: list[TierReport]
+    recompute_s_per_token: float
+    block_tokens: int
+    block_bytes: int
+    copy_bytes_per_s: float
+    gate: bool
+    num_gated: int
+    num_late: int
+    num_failed_pages: int
+    damages: list[str]
+
+
+class BlockMove(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to one block.
+
+    `what`: entered (G1, visible to others), stored, fetched, left (by eviction) or fault.
+    `tier`: where; `detail`: how long a fetch took, or which fault.
+    """
+
+    key: str  # hex
+    time_s: float
+    step: int
+    what: str
+    tier: str
+    request_id: str = ""
+    detail: str = ""
