@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.panels.link import LOCAL_SETTINGS
 from app.text import Texts
 from app.text.sentences import change_text
 from workbench.config import EngineConfig, difference, get_setting
@@ -42,7 +43,7 @@ def command(texts: Texts, config: EngineConfig, system: System) -> str:
     changes = difference(config, EngineConfig())
     flags, missing = [], []
     for path in dict.fromkeys([*system.always, *changes]):
-        if path in ("model.path", "model.num_threads", "tiers.disk_path"):
+        if path in LOCAL_SETTINGS:
             continue
         value = get_setting(config, path)
         flag = system.rules[path](config, value) if path in system.rules else None

@@ -31,6 +31,10 @@ def group_paths(dim: str) -> tuple[list[str], list[str]]:
 # Under "more", in this order; a setting that is named nowhere stands under the first heading whose
 # beginning its path has.
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "S": {
+        "disk": ("tiers.disk",), "pool": ("tiers.shared",), "objects": ("tiers.object",),
+        "moves": ("",),
+    },
     "X": {
         "formats": (
             "cache.layer_plan", "cache.kivi", "cache.residual", "cache.rank", "cache.outlier",

@@ -9,7 +9,10 @@ from workbench.config import EngineConfig, all_settings, difference, get_setting
 from workbench.errors import SettingError
 
 # Where files lie and how many cores there are is a matter of the machine, not of a link.
-LOCAL_SETTINGS = ("model.path", "model.num_threads", "tiers.disk_path")
+LOCAL_SETTINGS = (
+    "model.path", "model.num_threads", "tiers.disk_path", "tiers.disk_keep",
+    "tiers.shared_address", "tiers.object_url",
+)  # fmt: skip
 CALIBRATION = "cache.calibration"
 OWN_CALIBRATIONS = ("needed", "all")  # the model's own file, wherever a machine keeps it
 OTHER_PARAMS = ("lang",)

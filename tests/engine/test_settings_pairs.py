@@ -13,6 +13,7 @@ from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
 from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES, PROMPT_CACHING
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
+from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, PREFETCHES, WRITES
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -24,6 +25,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.rank": (0, 16),
     "cache.rank_plan": ("", "0=8"),
     "cache.rank_heads": (1, 2),
+    "cache.basis": ("calibrated", "sequence"),
     "cache.calibration": ("needed", "all"),
     "cache.layer_plan": ("", "0=fp8_e4m3/int8"),
     "cache.kivi_group": (0, 8),
@@ -54,6 +56,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.dram_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_codec": ("none", "planes+zstd", "cachegen"),
+    "tiers.write": WRITES,
+    "tiers.write_hits": (1, 2),
+    "tiers.inclusive": INCLUSIONS,
+    "tiers.admission": ADMISSIONS,
+    "tiers.watermark": (0.7, 1.0),
+    "tiers.evict_ratio": (0.05, 0.3),
+    "tiers.prefetch": PREFETCHES,
     "retention.policy": ("none", "sink+window", "attention-mass"),
     "retention.budget_tokens": (16, 64),
     "retention.sink_tokens": (0, 4),
@@ -71,7 +80,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.sparse_outliers": (0, 2),
     "retention.sparse_dense_layers": (0, 1),
 }
-NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path"}
+NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path",
+            "tiers.disk_keep", "tiers.shared", "tiers.shared_address", "tiers.shared_mib",
+            "tiers.shared_throttle_mb_s", "tiers.object_url", "tiers.object_mib",
+            "tiers.object_throttle_mb_s"}  # fmt: skip
 
 IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
     ("cache.grouping", "retention.split"): 8,
@@ -108,7 +120,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 56
+NUM_ROWS = 55
 
 
 def accepts(row: Row) -> bool:

@@ -130,6 +130,11 @@ VALUES: dict[str, list[Any]] = {  # of settings whose choices are not named, or 
     "cache.min_cacheable_tokens": [1, 200], "tiers.dram_mib": [0.25, 0.0],
     "tiers.disk_mib": [1.0, 0.0], "tiers.disk_path": ["<folder>"],
     "tiers.dram_throttle_mb_s": [200.0], "tiers.disk_throttle_mb_s": [200.0],
+    "tiers.shared_throttle_mb_s": [200.0], "tiers.object_throttle_mb_s": [200.0],
+    "tiers.shared_address": ["<folder>", ""],
+    "tiers.shared_mib": [4.0, 0.0], "tiers.object_mib": [4.0],
+    "tiers.object_url": ["<folder>", ""], "tiers.write_hits": [1], "tiers.watermark": [0.5],
+    "tiers.evict_ratio": [0.2],
     "scheduling.token_budget": [7, 64], "scheduling.max_num_seqs": [1, 32],
     "scheduling.chunk_tokens": [3, 64], "scheduling.watermark": [0.2],
     "retention.budget_tokens": [16, 64], "retention.sink_tokens": [0],
@@ -139,6 +144,8 @@ VALUES: dict[str, list[Any]] = {  # of settings whose choices are not named, or 
 }  # fmt: skip
 NEEDED: dict[str, dict[str, Any]] = {
     "cache.values": {"tiers.dram_mib": 1.0},
+    "tiers.disk_keep": {"tiers.disk_mib": 1.0, "tiers.disk_path": "<folder>"},
+    "tiers.shared_mib": {"tiers.shared": "store"},
     "retention.split": {"cache.grouping": "head"},
     "retention.merge": {"cache.grouping": "head", "retention.level": "token"},
 }
@@ -158,7 +165,9 @@ def other_values(path: str, now: Any) -> list[Any]:
 
 @pytest.mark.parametrize("path", LIVE)
 def test_every_exact_setting_changes_in_the_middle_of_streams(path: str, tmp_path: Path) -> None:
-    runner = Runner(build({"cache.hbm_budget_mib": pages(64)} | NEEDED.get(path, {})))
+    needed = {name: str(tmp_path) if value == "<folder>" else value
+              for name, value in NEEDED.get(path, {}).items()}  # fmt: skip
+    runner = Runner(build({"cache.hbm_budget_mib": pages(64)} | needed))
     prompts = [tokens(30, 1), tokens(30, 1)[:20] + tokens(12, 2), tokens(9, 3)]
     ids = [runner.add(prompt, 40) for prompt in prompts]
     runner.step(4)

@@ -41,11 +41,14 @@ VALUES: dict[str, Any] = {
     "cache.rank_heads": 3,
     "cache.calibration": "all",
     "tiers.disk_path": FOLDER,
+    "tiers.shared_address": "ipc:///tmp/nobody/store",
+    "tiers.object_url": FOLDER,
 }
 BEFORE: dict[str, dict[str, Any]] = {  # what a setting needs besides
     "cache.layer_plan": {"cache.grouping": "layer"},
     "cache.rank_plan": {"cache.grouping": "layer"},
     "cache.values": {"tiers.dram_mib": 64.0},
+    "tiers.disk_keep": {"tiers.disk_path": FOLDER},
     "retention.split": {"cache.grouping": "head"},
     "retention.merge": {"cache.grouping": "head", "retention.level": "token"},
 }
@@ -70,6 +73,9 @@ REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"retention.positions": "compact"}, "retention.sparse", "quest", "retention.positions"),
     ({"cache.k_format": "int8"}, "tiers.disk_codec", "cachegen", "the cache has int8"),
     ({"tiers.disk_mib": 8.0}, "tiers.disk_path", FILE, FILE),
+    ({}, "tiers.disk_keep", True, "tiers.disk_path is empty"),
+    ({}, "tiers.object_url", "s3://me:secret@bucket/x", "no user or password"),
+    ({}, "tiers.object_url", "ftp://bucket", "give /folder"),
 ]  # fmt: skip
 
 
@@ -154,7 +160,8 @@ def test_every_setting_has_one_control(app: AppTest) -> None:
 def test_a_control_changes_its_setting(
     path: str, before: dict[str, Any], app: AppTest, owner: engine_owner.EngineOwner, tmp_path: Path
 ) -> None:  # fmt: skip
-    needed, value = BEFORE.get(path, {}), filled(other_value(path), tmp_path)
+    needed = {name: filled(given, tmp_path) for name, given in BEFORE.get(path, {}).items()}
+    value = filled(other_value(path), tmp_path)
     app = turn(prepared(app, needed), path, value)
     if all_settings()[path].metadata["change"] != "hot":
         assert answer(app).startswith("Waiting for Apply: ")

@@ -91,6 +91,18 @@ class Harness:
         self.h.complete_load(job_id)
         return list(result.tiers)
 
+    def load_slowly(self, keys: list[TierKey]) -> list[str]:
+        """`load` where a throttle holds pages back on a modelled clock."""
+        job_id = self.h.submit_load(keys)
+        for _ in range(20):
+            self.h.wait_io()
+            self.clock.advance(1.0)  # type: ignore[attr-defined]
+            for result in self.h.poll():
+                if result.job_id == job_id:
+                    self.h.complete_load(job_id)
+                    return list(result.tiers)
+        raise AssertionError(f"load job {job_id} was never delivered")
+
     def is_hit(self, key: TierKey) -> bool:
         return self.h.lookup(key) is Lookup.HIT
 

@@ -44,14 +44,22 @@ class Tiers(RuleBasedStateMachine):
     """The engine's calls in any order, with real faults and live changes in between."""
 
     @initialize(
-        dram=st.sampled_from([0, 3, 5]), disk=st.sampled_from([0, 4, 8]), seed=st.integers(0, 99)
+        dram=st.sampled_from([0, 3, 5]),
+        disk=st.sampled_from([0, 4, 8]),
+        objects=st.sampled_from([0, 0, 6]),
+        seed=st.integers(0, 99),
     )
-    def open(self, dram: int, disk: int, seed: int) -> None:
+    def open(self, dram: int, disk: int, objects: int, seed: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.clock = ManualClock()
         self.rng = np.random.default_rng(seed)
         self.events: list[str] = []
-        self.settings = TierSettings(dram_mib=dram * UNIT / MIB, disk_mib=disk_mib(disk, UNIT))
+        self.settings = TierSettings(
+            dram_mib=dram * UNIT / MIB,
+            disk_mib=disk_mib(disk, UNIT),
+            object_url=os.path.join(self.folder.name, "objects") if objects else "",
+            object_mib=objects * 2 * UNIT / MIB or 1.0,
+        )
         self.h = Hierarchy(
             self.settings, UNIT, self.clock, lambda kind, data: self.events.append(kind)
         )
@@ -77,8 +85,17 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(key=keys)
     def lookup(self, key: TierKey) -> None:
-        if self.h.lookup(key) is not Lookup.MISS:
+        answer = self.h.lookup(key)
+        if answer is Lookup.RETRY and self.settings.object_url:
+            return  # others may have put it there
+        if answer is not Lookup.MISS:
             assert key in self.stored
+
+    @rule(many=st.lists(keys, min_size=1, max_size=6, unique=True))
+    def know(self, many: list[TierKey]) -> None:
+        if self.h.know(many) and self.gate is None:
+            self.h.wait_io()
+            assert self.h.num_at_hand(many) <= len(many)
 
     @rule(many=st.lists(keys, min_size=3, max_size=6, unique=True))
     def store_many(self, many: list[TierKey]) -> None:
@@ -143,7 +160,9 @@ class Tiers(RuleBasedStateMachine):
         self.stored.clear()
 
     @rule(
-        what=st.sampled_from(["dram", "dram", "disk", "disk", "path", "throttle"]),
+        what=st.sampled_from(
+            ["dram", "dram", "disk", "disk", "path", "throttle", "objects", "write", "moves"]
+        ),
         size=st.sampled_from([0, 2, 3, 4, 6]),
         path=st.sampled_from(["", "one", "two"]),
     )
@@ -153,10 +172,32 @@ class Tiers(RuleBasedStateMachine):
             "dram": {"dram_mib": size * UNIT / MIB},
             "disk": {"disk_mib": disk_mib(size, UNIT)},
             "path": {"disk_path": os.path.join(self.folder.name, path) if path else ""},
-            "throttle": {"dram_throttle_mb_s": size / 2, "disk_throttle_mb_s": size / 4},
+            "throttle": {
+                "dram_throttle_mb_s": size / 2,
+                "disk_throttle_mb_s": size / 4,
+                "object_throttle_mb_s": size / 4,
+            },
+            "objects": {
+                "object_url": os.path.join(self.folder.name, "objects") if size > 2 else "",
+                "object_mib": 8 * UNIT / MIB,
+            },
+            "write": {
+                "write": ("back", "through", "selective")[size % 3],
+                "write_hits": 1 + size % 2,
+            },
+            "moves": {
+                "inclusive": ("inclusive", "exclusive")[size % 2],
+                "admission": ("presence", "frequency", "tinylfu")[size % 3],
+                "watermark": (1.0, 0.7)[size % 2],
+            },
         }[what]
         self.settings = dataclasses.replace(self.settings, **given)
         self.h.configure(self.settings)
+
+    @rule(key=keys, seconds=st.sampled_from([-1.0, 0.01, float("inf")]))
+    def pin(self, key: TierKey, seconds: float) -> None:
+        if self.h.pin(key, seconds):
+            assert key in self.stored
 
     @rule(kind=st.sampled_from(FAULTS))
     def fault(self, kind: str) -> None:
@@ -224,7 +265,7 @@ class Tiers(RuleBasedStateMachine):
         if not hasattr(self, "h"):
             return
         self.h.check_integrity()
-        for table in ("G2", "G3"):
+        for table in ("G2", "G3", "G4"):
             assert {row[0] for row in self.h.entries(table)} <= self.stored
 
     def check_pages(self, result: LoadResult) -> None:

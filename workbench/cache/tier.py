@@ -47,6 +47,12 @@ class KVHierarchy(Protocol):
     def lookup(self, key: TierKey) -> Lookup:
         """Whether a key can be loaded; never blocks on I/O."""
 
+    def know(self, keys: Sequence[TierKey]) -> bool:
+        """Whether it is known of all keys where they lie; asks shared tiers about the others."""
+
+    def num_at_hand(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys lie in DRAM now."""
+
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
 

@@ -24,7 +24,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
     for command in (
         decode, model, prefix, capacity, peers, ui, quality, quality_peers, reuse, codecs,
-        attention_shapes,
+        attention_shapes, tiers,
     ):  # fmt: skip
         app.command(command.__name__.replace("_", "-"))(command)
     return app
@@ -78,6 +78,18 @@ def codecs(as_json: JsonOption = False, quick: QuickOption = False) -> None:
 def attention_shapes(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Bytes per token of one layer with 9, 3 and 1 KV heads, and with a latent (MLA)."""
     measure_and_print("workbench.lab.attention_shapes_bench", as_json=as_json, quick=quick)
+
+
+def tiers(
+    as_json: JsonOption = False,
+    quick: QuickOption = False,
+    file_mib: Annotated[int, typer.Option(help="Size of the disk tier's file.")] = 512,
+    path: Annotated[str, typer.Option(help="A folder on the disk to measure.")] = "",
+) -> None:
+    """Disk and host copies of pages over the plain speed of the same disk and memory."""
+    measure_and_print(
+        "workbench.lab.tiers_bench", as_json=as_json, quick=quick, file_mib=file_mib, path=path
+    )
 
 
 def reuse(

@@ -19,7 +19,7 @@ WIDTH = 760
 MARGIN = 16
 NUM_NAMES = 8  # of requests in the legend
 LINE = 20  # height of a line of text
-HEIGHT_OF = {"G1": 168, "G2": 72, "G3": 72}  # of a tier's cells
+HEIGHT_OF = {"G1": 168, "G2": 72, "G3": 72, "G3.5": 72, "G4": 72}  # of a tier's cells
 PAPER, INK, QUIET, HAIR = "#ffffff", "#1f2430", "#6b7280", "#d5d8de"
 # Okabe and Ito's eight, as on the dashboard.
 OWNERS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7", "#f0e442", "#3a3f4a")

@@ -19,6 +19,7 @@ from workbench.settings.retention import (
     RETENTION_POLICIES,
     SPARSE_READS,
 )
+from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, PREFETCHES, WRITES
 from workbench.spatial.hierarchy.faults import FAULTS, inject
 
 ABORT_STATES = ("waiting", "loading", "prefill", "running", "preempted", "swapped")
@@ -59,6 +60,11 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "tiers.dram_mib": (0.0, 0.02, 0.03, 0.05, 0.1),
             "tiers.disk_mib": (0.0, 0.5, 1.0),
             "tiers.gate": (False, False, True),
+            "tiers.write": WRITES,
+            "tiers.inclusive": INCLUSIONS,
+            "tiers.admission": ADMISSIONS,
+            "tiers.watermark": (0.8, 1.0),
+            "tiers.prefetch": PREFETCHES,
             "retention.policy": ("none", *RETENTION_POLICIES),
             "retention.level": ("page", "token"),
             "retention.when": ("both", "both", "prefill", "decode"),

@@ -8,6 +8,7 @@ from workbench.settings.declare import Section, setting
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
 SHARED_TIERS = ("off", "store", "valkey")
 WRITES = ("back", "through", "selective")
+PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
 ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
@@ -58,6 +59,8 @@ class TierSettings(Section, section="tiers"):
     evict_ratio: float = setting(
         0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )
+
+    prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
 
     def __post_init__(self) -> None:
         super().__post_init__()

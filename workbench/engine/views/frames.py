@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 NUM_EVENTS = 60
 RATE_WINDOW_S = 2.0
+ALWAYS_SHOWN = ("G2", "G3")  # those below have a row while they are on
+MEDIA = {"disk": "disk", "store": "shared store", "valkey": "Valkey", "objects": "objects"}
 LEDGER_EVERY = 5  # frames
 
 
@@ -77,6 +79,8 @@ class FrameBuilder:
         cells = [hbm.planes]
         tiers = [self._hbm_tier(hbm)]
         for stats in engine.hierarchy.stats().tiers:
+            if not stats.on and stats.name not in ALWAYS_SHOWN:
+                continue
             grid, planes = self.tiers.grid(stats)
             grids.append(grid)
             cells.append(planes)
@@ -147,9 +151,7 @@ class FrameBuilder:
         cached, used = int(by_state[1]), int(by_state[2])
         lower = engine.hierarchy.stats().tiers
         loaded = sum(tier.loaded_bytes for tier in lower)
-        stored = sum(tier.stored_bytes for tier in lower[:1]) or sum(
-            tier.stored_bytes for tier in lower
-        )
+        stored = next((tier.stored_bytes for tier in lower if tier.on), 0)
         capacity = pool.num_slabs * pool.slab_bytes
         return TierView(
             name="G1",
@@ -175,7 +177,7 @@ class FrameBuilder:
         cached = self.tiers.cells[stats.name].evictable_bytes if stats.on else 0
         return TierView(
             name=stats.name,
-            medium="DRAM" if stats.name == "G2" else "disk",
+            medium=MEDIA.get(stats.kind, "DRAM" if stats.name == "G2" else "disk"),
             enabled=stats.on,
             capacity_bytes=stats.capacity_bytes,
             used_bytes=stats.used_bytes - cached,

@@ -21,7 +21,8 @@ def inspect(engine: "Engine", tier: str, cell: int) -> BlockView:
         return _inspect_hbm(engine, cell)
     cells = engine.frames.tiers.cells.get(tier)
     if cells is None:
-        raise RequestError(f"there is no tier {tier!r}: choose G1, G2 or G3")
+        names = ", ".join(engine.frames.tiers.cells)
+        raise RequestError(f"there is no tier {tier!r}: choose G1, {names}")
     key = cells.keys[cell] if 0 <= cell < len(cells.keys) else None
     if key is None:
         return BlockView(

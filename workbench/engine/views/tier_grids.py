@@ -10,17 +10,18 @@ from workbench.engine.views.cells import EntryLook, Planes, TierCells
 from workbench.engine.views.tier_notes import TierNotes
 from workbench.snapshot import NO_OWNER, PLANES, TierGrid
 from workbench.spatial.hierarchy.counters import TierStats
+from workbench.spatial.hierarchy.mover import TIERS_BELOW
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 
 class TierGrids:
-    """Keeps the cells of G2 and G3 from one frame to the next, and the notes of their entries."""
+    """Keeps the cells of the tiers below from one frame to the next, and notes of their entries."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
-        self.cells = {"G2": TierCells(), "G3": TierCells()}
+        self.cells = {name: TierCells() for name in TIERS_BELOW}
         self.notes = TierNotes(engine)
         self._more: list[PageSpec] = []  # classes of entries in lower tiers alone
         self._world = (-1, 0)  # version of the settings, and number of G1's classes

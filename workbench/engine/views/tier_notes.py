@@ -7,6 +7,7 @@ from kvkernels.layout import PageSpec
 
 from workbench.cache.keys import PrefixKey, PrivateKey, TierKey
 from workbench.cache.prefix_index import Row
+from workbench.spatial.hierarchy.mover import TIERS_BELOW
 from workbench.temporal.scheduling.swap import SwapRecord
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ class TierNotes:
         return count
 
     def _num_entries(self) -> int:
-        return sum(len(self._engine.hierarchy.entries(tier)) for tier in ("G2", "G3"))
+        return sum(len(self._engine.hierarchy.entries(tier)) for tier in TIERS_BELOW)
 
     def _forget_gone(self) -> None:
-        held = {row[0] for tier in ("G2", "G3") for row in self._engine.hierarchy.entries(tier)}
+        held = {row[0] for tier in TIERS_BELOW for row in self._engine.hierarchy.entries(tier)}
         self._notes = {key: note for key, note in self._notes.items() if key in held}
 
 

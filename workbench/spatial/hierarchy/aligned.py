@@ -35,6 +35,7 @@ class Bounce:
         self.num_copies = 0
         self.copied_bytes = 0
         self._buffer = aligned_empty(round_up(capacity_bytes))
+        self._view = memoryview(self._buffer)  # type: ignore[arg-type]
         self._used_bytes = 0
 
     @property
@@ -42,18 +43,15 @@ class Bounce:
         """Bytes of the buffer."""
         return self._buffer.nbytes
 
-    def fits(self, num_bytes: int) -> bool:
-        """Whether so much, a multiple of 4096, can be had before the next `reset`.
+    def ensure(self, num_bytes: int) -> None:
+        """Have a buffer of at least so much; nothing may be taken of a smaller one."""
+        if num_bytes > self._buffer.nbytes:
+            self._buffer = aligned_empty(round_up(num_bytes))
+            self._view = memoryview(self._buffer)  # type: ignore[arg-type]
 
-        An empty buffer that is too small is replaced by one that is large enough.
-        """
-        if self._used_bytes == 0 and num_bytes > self._buffer.nbytes:
-            self._buffer = aligned_empty(num_bytes)
-        return self._used_bytes + num_bytes <= self._buffer.nbytes
-
-    def take(self, num_bytes: int) -> np.ndarray:
-        """uint8 [num_bytes] of the buffer, which `fits` has found room for."""
-        part = self._buffer[self._used_bytes : self._used_bytes + num_bytes]
+    def take(self, num_bytes: int) -> memoryview:
+        """The next bytes of the buffer, a multiple of 4096; there must be room for them."""
+        part = self._view[self._used_bytes : self._used_bytes + num_bytes]
         self._used_bytes += num_bytes
         return part
 

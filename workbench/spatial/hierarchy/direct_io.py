@@ -10,9 +10,10 @@ poll() on the ring's descriptor, which lets the engine's thread run, and submiss
 
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 from workbench.spatial.hierarchy.aligned import ALIGN
 from workbench.spatial.hierarchy.io_errors import fault_reason
@@ -24,8 +25,7 @@ SUBMIT_AT_ONCE = 8
 SUBMIT_TRIES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes of one buffer at one place of the file; `owner` is told if it fails."""
 
     offset: int
@@ -68,17 +68,14 @@ class DirectIo:
         """`io_uring` or `preadv`."""
         return "io_uring" if self._ring is not None else "preadv"
 
-    def run(self, pieces: Sequence[Piece], write: bool) -> dict[int, str]:
-        """Move all pieces; returns the fault's word of each owner that failed."""
-        ios = gather(pieces) if self._coalesce else [[piece] for piece in pieces]
-        num_bytes = sum(len(piece.view) for piece in pieces)
-        if write:
-            self.counts.num_writes += len(ios)
-            self.counts.written_bytes += num_bytes
-        else:
-            self.counts.num_reads += len(ios)
-            self.counts.read_bytes += num_bytes
-        if self._ring is not None and len(ios) > 1:
+    def run(self, pieces: Iterable[Piece], write: bool) -> dict[int, str]:
+        """Move all pieces; returns the fault's word of each owner that failed.
+
+        Pieces may come from a generator: what is gathered of them is moving already while the next
+        ones are made.
+        """
+        ios = self._count(gather(pieces) if self._coalesce else ([p] for p in pieces), write)
+        if self._ring is not None:
             partial = self._ring.run(self._file, ios, write)
             if self._ring.broken:
                 self.close()
@@ -91,6 +88,18 @@ class DirectIo:
                 if reason:
                     failed.setdefault(piece.owner, reason)
         return failed
+
+    def _count(self, ios: Iterable[list[Piece]], write: bool) -> Iterator[list[Piece]]:
+        counts = self.counts
+        for io in ios:
+            num_bytes = sum(len(piece.view) for piece in io)
+            if write:
+                counts.num_writes += 1
+                counts.written_bytes += num_bytes
+            else:
+                counts.num_reads += 1
+                counts.read_bytes += num_bytes
+            yield io
 
     def close(self) -> None:
         """Give the ring back."""
@@ -120,20 +129,26 @@ class DirectIo:
         return ""
 
 
-def gather(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Adjacent pieces as one I/O each, in order of their place, of at most 1 MiB where possible."""
-    ios: list[list[Piece]] = []
+def gather(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that follow each other in the file as one I/O each, of at most 1 MiB where possible.
+
+    Those that do so by chance, but do not come in order, stay apart: callers sort.
+    """
+    io: list[Piece] = []
     end = size = -1
-    for piece in sorted(pieces, key=lambda piece: piece.offset):
+    for piece in pieces:
         length = len(piece.view)
-        if piece.offset == end and size + length <= MAX_IO_BYTES and len(ios[-1]) < MAX_BUFFERS:
-            ios[-1].append(piece)
+        if piece.offset == end and size + length <= MAX_IO_BYTES and len(io) < MAX_BUFFERS:
+            io.append(piece)
             size += length
         else:
-            ios.append([piece])
+            if io:
+                yield io
+            io = [piece]
             size = length
         end = piece.offset + length
-    return ios
+    if io:
+        yield io
 
 
 class Ring:
@@ -159,73 +174,83 @@ class Ring:
         except (ImportError, OSError):
             return None
 
-    def run(self, file: int, ios: list[list[Piece]], write: bool) -> list[list[Piece]]:
+    def run(self, file: int, ios: Iterable[list[Piece]], write: bool) -> list[list[Piece]]:
         """Move every I/O; returns those that failed or came back short."""
-        flying: dict[int, object] = {}  # number of an I/O -> what the kernel reads from
+        flying: dict[int, _Flying] = {}
         partial: list[list[Piece]] = []
-        at = 0
+        number = waiting = waiting_bytes = 0
         try:
-            while at < len(ios) or flying:
-                room = min(self._depth - len(flying), SUBMIT_AT_ONCE, len(ios) - at)
-                for number in range(at, at + room):
-                    flying[number] = self._prepare(file, ios[number], number, write)
-                at += room
-                if room and not self._submit():
-                    # No memory for more: what the kernel did not take goes another way.
-                    for number in range(at - self._lib.io_uring_sq_ready(self._ring), at):
-                        del flying[number]
-                        partial.append(ios[number])
-                    self.broken = True
-                    partial.extend(ios[at:])
-                    at = len(ios)
-                if flying and (len(flying) == self._depth or at == len(ios)):
-                    self._wait()
-                self._reap(ios, flying, partial)
+            for io in ios:
+                if self.broken:
+                    partial.append(io)
+                    continue
+                number += 1
+                flying[number] = moving = self._prepare(file, io, number, write)
+                waiting, waiting_bytes = waiting + 1, waiting_bytes + moving.num_bytes
+                if waiting == SUBMIT_AT_ONCE or waiting_bytes >= MAX_IO_BYTES // 2:
+                    self._submit(flying, partial)
+                    waiting = waiting_bytes = 0
+                while len(flying) == self._depth:
+                    self._submit(flying, partial)
+                    waiting = waiting_bytes = 0
+                    self._reap(flying, partial)
+            self._submit(flying, partial)
+            while flying:
+                self._reap(flying, partial)
         finally:
-            while flying:  # interrupted: the kernel still writes into the caller's buffers
-                self._wait()
-                self._reap(ios, flying, partial)
+            if flying:  # interrupted, while the kernel still writes into the caller's buffers
+                self._submit(flying, partial)
+            while flying:
+                self._reap(flying, partial)
         return partial
 
     def close(self) -> None:
         """Give the ring back to the kernel."""
         self._lib.io_uring_queue_exit(self._ring)
 
-    def _prepare(self, file: int, io: list[Piece], number: int, write: bool) -> object:
+    def _prepare(self, file: int, io: list[Piece], number: int, write: bool) -> "_Flying":
         lib = self._lib
         vector = lib.Iovec([piece.view for piece in io])
         entry = lib.io_uring_get_sqe(self._ring)
         prepare = lib.io_uring_prep_writev if write else lib.io_uring_prep_readv
         prepare(entry, file, vector, io[0].offset)
         entry.user_data = number
-        return vector
+        return _Flying(io, vector, sum(len(piece.view) for piece in io))
 
-    def _submit(self) -> bool:
+    def _submit(self, flying: dict[int, "_Flying"], partial: list[list[Piece]]) -> None:
         for _ in range(SUBMIT_TRIES):
+            if self.broken or not self._lib.io_uring_sq_ready(self._ring):
+                return
             try:
                 self._lib.io_uring_submit(self._ring)
             except OSError:  # for the moment the kernel has no memory for it
                 self._poll.poll(1)
-            if not self._lib.io_uring_sq_ready(self._ring):
-                return True
-        return False
+        # It never has: what it did not take goes another way, and the ring is used no more.
+        self.broken = True
+        for number in list(flying)[-self._lib.io_uring_sq_ready(self._ring) :]:
+            partial.append(flying.pop(number).io)
 
-    def _wait(self) -> None:
-        self._poll.poll()
-
-    def _reap(
-        self, ios: list[list[Piece]], flying: dict[int, object], partial: list[list[Piece]]
-    ) -> None:
+    def _reap(self, flying: dict[int, "_Flying"], partial: list[list[Piece]]) -> None:
+        """Wait until at least one I/O has ended, and take note of all that have."""
         lib = self._lib
+        if flying and not lib.io_uring_cq_ready(self._ring):
+            self._poll.poll()
         for _ in range(lib.io_uring_cq_ready(self._ring)):
             lib.io_uring_peek_cqe(self._ring, self._cqe)
             entry = self._cqe[0]  # only the first: the queue is a ring, its rest may wrap around
-            number = entry.user_data
+            moved = flying.pop(entry.user_data)
             try:
-                moved = entry.res
+                num_bytes = entry.res
             except OSError:  # the caller tries each of its pieces again, and tells what it meets
-                moved = -1
+                num_bytes = -1
             lib.io_uring_cq_advance(self._ring, 1)
-            del flying[number]
-            if moved != sum(len(piece.view) for piece in ios[number]):
-                partial.append(ios[number])
+            if num_bytes != moved.num_bytes:
+                partial.append(moved.io)
+
+
+class _Flying(NamedTuple):
+    """An I/O in flight; `vector` is what the kernel finds its buffers by."""
+
+    io: list[Piece]
+    vector: object
+    num_bytes: int

@@ -59,25 +59,22 @@ def max_runs(record: PageRecord) -> int:
     return (ALIGN - fixed) // 8
 
 
-def encode_header(placed: Placed) -> bytes:
-    """One block; the record must leave room for its runs (`max_runs`)."""
+def encode_header(placed: Placed, block: memoryview) -> None:
+    """Fill one block (4096 bytes); the record must leave room for its runs (`max_runs`)."""
     record, codec = placed.record, placed.record.codec.encode()
     numbers = [number for run in placed.runs for number in run]
-    tail = (
-        record.key
-        + codec
-        + struct.pack(f"<{len(record.checksums)}Q", *record.checksums)
-        + struct.pack(f"<{len(numbers)}I", *numbers)
-    )
-
-    def build(header_sum: int) -> bytes:
-        head = _HEAD.pack(
-            PAGE_MAGIC, VERSION, len(record.checksums), record.page_bytes, record.payload_bytes,
-            placed.generation, len(record.key), len(codec), len(placed.runs), header_sum,
-        )  # fmt: skip
-        return (head + tail).ljust(ALIGN, b"\0")
-
-    return build(xxhash.xxh3_64_intdigest(build(0)))
+    at = _HEAD.size + len(record.key) + len(codec)
+    _HEAD.pack_into(
+        block, 0, PAGE_MAGIC, VERSION, len(record.checksums), record.page_bytes,
+        record.payload_bytes, placed.generation, len(record.key), len(codec), len(placed.runs), 0,
+    )  # fmt: skip
+    block[_HEAD.size : at] = record.key + codec
+    struct.pack_into(f"<{len(record.checksums)}Q", block, at, *record.checksums)
+    at += 8 * len(record.checksums)
+    struct.pack_into(f"<{len(numbers)}I", block, at, *numbers)
+    at += 4 * len(numbers)
+    block[at:] = bytes(ALIGN - at)
+    struct.pack_into("<Q", block, _HEAD.size - 8, xxhash.xxh3_64_intdigest(block))
 
 
 def decode_header(block: bytes) -> Placed | None:

@@ -27,14 +27,10 @@ class DiskTable:
         self._io = io
         self._blocks: list[int] = []  # of the file, in the order of the entries
         self._memory = aligned_empty(0)
+        self.entries = self._memory.view(ENTRY)  # all of them, in the file's format
         self._dirty: set[int] = set()
         self._next = 0  # entries from here on were never used
         self._freed: list[int] = []  # a heap: low ones first, so that a batch dirties few blocks
-
-    @property
-    def entries(self) -> np.ndarray:
-        """All entries, in the file's format."""
-        return self._memory.view(ENTRY)
 
     @property
     def num_blocks(self) -> int:
@@ -81,6 +77,7 @@ class DiskTable:
                 self.chunks.pop()
                 del self._blocks[first:]
                 self._memory = self._memory[: first * ALIGN]
+                self.entries = self._memory.view(ENTRY)
                 return next(iter(failed.values()))
         return ""
 
@@ -117,6 +114,7 @@ class DiskTable:
         grown = aligned_empty(len(self._blocks) * ALIGN)
         grown[: self._memory.nbytes] = self._memory
         self._memory = grown
+        self.entries = grown.view(ENTRY)
 
     def _piece(self, at: int) -> Piece:
         view = memoryview(self._memory[at * ALIGN : (at + 1) * ALIGN])  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ BOUNCE_BYTES = 1 << 20
 
 Write = tuple[Placed, np.ndarray]
 Read = tuple[Placed, int, np.ndarray]  # page, offset in its payload, destination
-_Copy = tuple[np.ndarray, np.ndarray]  # destination, where its bytes will have been read to
+_Copy = tuple[memoryview, memoryview]  # destination, where its bytes will have been read to
 
 
 class DiskTransfers:
@@ -30,63 +30,82 @@ class DiskTransfers:
     def write(self, writes: Sequence[Write]) -> dict[int, str]:
         """Write headers and payloads; returns the fault's word of each number that failed."""
         failed: dict[int, str] = {}
-        pieces: list[Piece] = []
-        for number, (placed, payload) in enumerate(writes):
-            num_bytes = _written_bytes(payload)
-            if not self.bounce.fits(num_bytes):
-                failed |= self._io.run(pieces, write=True)
-                pieces = []
-                self.bounce.reset()
-                self.bounce.fits(num_bytes)
-            views = self._page_views(placed, payload)
-            pieces += _scatter(placed.runs, 0, views, number)
-        failed |= self._io.run(pieces, write=True)
-        self.bounce.reset()
+        order = sorted(range(len(writes)), key=lambda at: writes[at][0].runs[0])
+        straight = [address(payload) % ALIGN == 0 for _, payload in writes]
+        needs = [
+            ALIGN + round_up(payload.nbytes % ALIGN if aligned else payload.nbytes)
+            for aligned, (_, payload) in zip(straight, writes, strict=True)
+        ]
+        for wave in self._waves(order, needs):
+            pieces = (
+                piece
+                for at in wave
+                for piece in _scatter(
+                    writes[at][0].runs, 0, self._page_views(*writes[at], straight[at]), at
+                )
+            )
+            failed |= self._io.run(pieces, write=True)
+            self.bounce.reset()
         return failed
 
     def read(self, reads: Sequence[Read]) -> dict[int, str]:
         """Read ranges of payloads; returns the fault's word of each number that failed."""
         failed: dict[int, str] = {}
-        pieces: list[Piece] = []
-        copies: list[_Copy] = []
-        for number, (placed, offset, out) in enumerate(reads):
-            num_bytes = _bounced_bytes(offset, out)
-            if not self.bounce.fits(num_bytes):
-                failed |= self._fetch(pieces, copies)
-                pieces, copies = [], []
-                self.bounce.fits(num_bytes)
-            views = self._range_views(offset, out, copies)
-            pieces += _scatter(placed.runs, 1 + offset // ALIGN, views, number)
-        return failed | self._fetch(pieces, copies)
-
-    def _fetch(self, pieces: list[Piece], copies: list[_Copy]) -> dict[int, str]:
-        failed = self._io.run(pieces, write=False)
-        for out, source in copies:  # of one that failed too: it is told, and holds nothing of use
-            out[:] = source
-        self.bounce.reset()
+        order = sorted(range(len(reads)), key=lambda at: (reads[at][0].runs[0], reads[at][1]))
+        needs = [_bounced_bytes(offset, out) for _, offset, out in reads]
+        for wave in self._waves(order, needs):
+            copies: list[_Copy] = []
+            failed |= self._io.run(self._range_pieces(reads, wave, copies), write=False)
+            for out, source in copies:  # of a failed one too: it is told, and holds nothing of use
+                out[:] = source
+            self.bounce.reset()
         return failed
 
-    def _page_views(self, placed: Placed, payload: np.ndarray) -> list[np.ndarray]:
+    def _waves(self, order: list[int], needs: list[int]) -> Iterator[list[int]]:
+        """Operations whose bounced parts fit the buffer together, in the order of their place."""
+        wave: list[int] = []
+        used = 0
+        for at in order:
+            if wave and used + needs[at] > self.bounce.capacity_bytes:
+                yield wave
+                wave, used = [], 0
+            self.bounce.ensure(needs[at])
+            wave.append(at)
+            used += needs[at]
+        if wave:
+            yield wave
+
+    def _range_pieces(
+        self, reads: Sequence[Read], wave: list[int], copies: list[_Copy]
+    ) -> Iterator[Piece]:
+        for at in wave:
+            placed, offset, out = reads[at]
+            views = self._range_views(offset, out, copies)
+            yield from _scatter(placed.runs, 1 + offset // ALIGN, views, at)
+
+    def _page_views(self, placed: Placed, payload: np.ndarray, straight: bool) -> list[memoryview]:
         header = self.bounce.take(ALIGN)
-        header[:] = np.frombuffer(encode_header(placed), np.uint8)
-        whole = payload.nbytes // ALIGN * ALIGN if address(payload) % ALIGN == 0 else 0
-        views = [header, payload[:whole]]
+        encode_header(placed, header)
+        data = memoryview(payload)  # type: ignore[arg-type]
+        whole = payload.nbytes // ALIGN * ALIGN if straight else 0
+        views = [header, data[:whole]]
         if whole < payload.nbytes:
-            rest = self.bounce.take(round_up(payload.nbytes - whole))
-            rest[: payload.nbytes - whole] = payload[whole:]
-            rest[payload.nbytes - whole :] = 0
-            self._count(payload.nbytes - whole)
+            rest, size = self.bounce.take(round_up(payload.nbytes - whole)), payload.nbytes - whole
+            rest[:size] = data[whole:]
+            rest[size:] = bytes(len(rest) - size)
+            self._count(size)
             views.append(rest)
         return views
 
-    def _range_views(self, offset: int, out: np.ndarray, copies: list[_Copy]) -> list[np.ndarray]:
+    def _range_views(self, offset: int, out: np.ndarray, copies: list[_Copy]) -> list[memoryview]:
+        data = memoryview(out)  # type: ignore[arg-type]
         straight = offset % ALIGN == 0 and address(out) % ALIGN == 0
         whole = out.nbytes // ALIGN * ALIGN if straight else 0
-        views = [out[:whole]]
+        views = [data[:whole]]
         if whole < out.nbytes:
             skip = offset % ALIGN
             rest = self.bounce.take(round_up(skip + out.nbytes - whole))
-            copies.append((out[whole:], rest[skip : skip + out.nbytes - whole]))
+            copies.append((data[whole:], rest[skip : skip + out.nbytes - whole]))
             self._count(out.nbytes - whole)
             views.append(rest)
         return views
@@ -96,11 +115,6 @@ class DiskTransfers:
         self.bounce.copied_bytes += num_bytes
 
 
-def _written_bytes(payload: np.ndarray) -> int:
-    aligned = address(payload) % ALIGN == 0
-    return ALIGN + round_up(payload.nbytes % ALIGN if aligned else payload.nbytes)
-
-
 def _bounced_bytes(offset: int, out: np.ndarray) -> int:
     if offset % ALIGN == 0 and address(out) % ALIGN == 0:
         return round_up(out.nbytes % ALIGN)
@@ -108,7 +122,7 @@ def _bounced_bytes(offset: int, out: np.ndarray) -> int:
 
 
 def _scatter(
-    runs: Sequence[Run], first: int, views: Sequence[np.ndarray], owner: int
+    runs: Sequence[Run], first: int, views: Sequence[memoryview], owner: int
 ) -> Iterator[Piece]:
     """Where views, which follow each other from block `first` of a page on, lie in the file."""
     following = iter(runs)
@@ -117,12 +131,11 @@ def _scatter(
         first -= count
         start, count = next(following)
     at, left = (start + first) * ALIGN, (count - first) * ALIGN
-    for view in views:
-        rest = memoryview(view)  # type: ignore[arg-type]
-        while len(rest):
+    for rest in views:
+        while rest:
             if not left:
                 start, count = next(following)
                 at, left = start * ALIGN, count * ALIGN
-            part = rest[:left]
+            part = rest if len(rest) <= left else rest[:left]
             yield Piece(at, part, owner)
-            at, left, rest = at + len(part), left - len(part), rest[left:]
+            at, left, rest = at + len(part), left - len(part), rest[len(part) :]

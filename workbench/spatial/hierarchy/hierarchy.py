@@ -13,13 +13,13 @@ from workbench.config import TierSettings
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
-from workbench.spatial.hierarchy.entries import EntryTable, State
+from workbench.spatial.hierarchy.entries import EntryTable
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
+from workbench.spatial.hierarchy.lookups import Lookups
 from workbench.spatial.hierarchy.mover import G2, Mover, OnEvent
 from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
 from workbench.spatial.hierarchy.slow_tier import SlowTier
-from workbench.spatial.hierarchy.throttle import paced_s
 
 
 class Hierarchy:
@@ -44,6 +44,7 @@ class Hierarchy:
         self.settings = TierSettings()
         self.mover = Mover(clock, on_event)
         self.jobs = LoadJobs(self.mover)
+        self._lookups = Lookups(self.mover)
         self._epochs: dict[str, int] = {}
         self._closed = False
         counters = self.mover.counters[G2]
@@ -91,54 +92,22 @@ class Hierarchy:
 
         Where a shared medium has not said yet whether it has the key, the answer is RETRY.
         """
-        mover = self.mover
-        entry = mover.dram.get(key)
-        if entry is not None:
-            if entry.state is State.WRITING:
-                return Lookup.HIT_PENDING
-            mover.counters[G2].num_hits += 1
-            return Lookup.HIT
-        if mover.dram.capacity_bytes:
-            mover.counters[G2].num_misses += 1
-        best = Lookup.MISS
-        for tier in mover.ladder.tiers:
-            answer = self._ask(tier, key)
-            if answer is Lookup.HIT:
-                return answer
-            best = answer if best is Lookup.MISS else best
-        return best
+        return self._lookups.lookup(key)
 
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether all that can be known of these keys is known; asks shared media what is not."""
-        dram = self.mover.dram
-        rest = [key for key in keys if dram.get(key) is None]
-        for tier in self.mover.ladder.tiers:
-            rest = [key for key in rest if tier.table.get(key) is None]
-        waiting = [tier.unknown(rest) for tier in self.mover.ladder.tiers]  # each is asked
-        return not any(waiting)
+        return self._lookups.know(keys)
+
+    def num_at_hand(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys lie in DRAM now."""
+        return self._lookups.num_at_hand(keys)
 
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now, and to copy them up.
 
-        Infinite if a key lies nowhere. Counts what is queued before them and the throttles; the
-        tiers' threads read at the same time, so that the slowest of them counts.
+        Infinite if a key lies nowhere. Counts what is queued before them and the throttles.
         """
-        mover = self.mover
-        sizes: dict[str, list[int]] = {}
-        for key in keys:
-            entry = mover.dram.get(key)
-            found = None if entry is not None else mover.ladder.holding(key)
-            if entry is None and found is None:
-                return math.inf
-            name, held = (G2, entry) if found is None else (found[0].name, found[1])
-            sizes.setdefault(name, []).append(held.page_bytes if held is not None else 0)
-        total = sum(map(sum, sizes.values()))
-        total_s = mover.copy_fit.predict_s(total, len(keys))
-        if G2 in sizes:
-            bucket, load_fit = mover.dram_bucket, mover.counters[G2].load_fit
-            total_s += paced_s(load_fit, bucket, sizes[G2], 0, mover.clock.now_s())
-        slow = [tier for tier in mover.ladder.tiers if tier.name in sizes]
-        return total_s + max((tier.estimate_s(sizes[tier.name]) for tier in slow), default=0.0)
+        return self._lookups.estimate_load_s(keys)
 
     def submit_load(self, keys: Sequence[TierKey]) -> int:
         """Pin the keys and start loading them; returns the job's id."""
@@ -197,6 +166,8 @@ class Hierarchy:
         for table in self._tables():
             for entry in table.all_entries():
                 table.remove(entry)
+        for tier in self.mover.ladder.tiers:
+            tier.forget_answers()
 
     def configure(self, settings: TierSettings) -> ConfigureReport:
         """Change sizes, path, throttles live; on TierError everything stays as it was."""
@@ -281,28 +252,6 @@ class Hierarchy:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _has_room(self, page_bytes: int) -> bool:
-        mover = self.mover
-        return mover.staging.fits(page_bytes) or mover.dram.victims(page_bytes) is not None
-
-    def _never_fits(self, page_bytes: int) -> bool:
-        mover = self.mover
-        return page_bytes > max(mover.staging.capacity_bytes, mover.dram.capacity_bytes)
-
-    def _ask(self, tier: SlowTier, key: TierKey) -> Lookup:
-        entry = tier.table.get(key) if tier.readable else None
-        if entry is not None and entry.state is State.WRITING:
-            return Lookup.HIT_PENDING
-        if entry is not None and not self._never_fits(entry.page_bytes):
-            if not self._has_room(entry.page_bytes):
-                return Lookup.RETRY
-            tier.counters.num_hits += 1
-            return Lookup.HIT
-        if tier.unknown([key]):
-            return Lookup.RETRY
-        tier.counters.num_misses += tier.readable
-        return Lookup.MISS
 
     def _touch(self, key: TierKey, page_bytes: int) -> bool:
         held = self._touched(self.mover.dram, key, page_bytes)

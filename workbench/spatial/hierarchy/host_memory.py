@@ -1,17 +1,24 @@
 """Host buffers of all tiers: the pages of DRAM and a small staging area for disk transfers."""
 
+import contextlib
+import mmap
+
 import numpy as np
 
-from workbench.spatial.hierarchy.aligned import aligned_empty
+from workbench.spatial.hierarchy.aligned import aligned_empty, round_up
 
 MIN_STAGING_BYTES = 32 * 1024 * 1024
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
+SLAB_BYTES = 16 * 1024 * 1024
 
 
 class HostMemory:
     """Hands out uint8 arrays and counts every byte it has allocated (invariant I10).
 
     A returned buffer is kept for the next page of its size, because touching fresh memory costs
-    more than the copy itself; kept ones count against the same limit as live ones.
+    more than the copy itself; kept ones count against the same limit as live ones. Small buffers
+    are cut in one go from a slab of huge pages, where there are such: disks read into these about
+    twice as fast as into scattered small pages.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -20,20 +27,15 @@ class HostMemory:
         self.live_bytes = 0
         self.spare_bytes = 0
         self._spare: dict[int, list[np.ndarray]] = {}
+        self._slabs: dict[int, tuple[mmap.mmap, int]] = {}  # of a buffer's id: slab and offset
 
     def take(self, num_bytes: int) -> np.ndarray:
-        """A buffer with unspecified content: uint8 [num_bytes], at a multiple of 4096.
-
-        So the disk reads into it and writes from it without a copy. A fresh one costs 1 us more
-        than an unaligned one, of the 200 us that it takes to fill 360 KiB of fresh memory.
-        """
-        spare = self._spare.get(num_bytes)
-        if spare:
-            buffer = spare.pop()
-            self.spare_bytes -= num_bytes
-        else:
+        """A buffer with unspecified content: uint8 [num_bytes], at a multiple of 4096."""
+        if not self._spare.get(num_bytes):
             self._trim(self.limit_bytes - num_bytes)
-            buffer = aligned_empty(num_bytes)
+            self._allocate(num_bytes)
+        buffer = self._spare[num_bytes].pop()
+        self.spare_bytes -= num_bytes
         self.live[id(buffer)] = buffer
         self.live_bytes += num_bytes
         return buffer
@@ -43,18 +45,45 @@ class HostMemory:
         del self.live[id(buffer)]
         self.live_bytes -= buffer.nbytes
         if self.live_bytes + self.spare_bytes + buffer.nbytes <= self.limit_bytes:
-            self._spare.setdefault(buffer.nbytes, []).append(buffer)
-            self.spare_bytes += buffer.nbytes
+            self._keep(buffer)
+        else:
+            self._free(buffer)
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the limit; kept buffers above it are freed."""
         self.limit_bytes = limit_bytes
         self._trim(limit_bytes)
 
+    def _keep(self, buffer: np.ndarray) -> None:
+        self._spare.setdefault(buffer.nbytes, []).append(buffer)
+        self.spare_bytes += buffer.nbytes
+
+    def _allocate(self, num_bytes: int) -> None:
+        """One buffer more of a size, or as many as a slab holds and the limit allows."""
+        step = round_up(num_bytes)
+        room = self.limit_bytes - self.live_bytes - self.spare_bytes
+        count = min(room, SLAB_BYTES) // step if step else 0
+        if count * step < HUGE_PAGE_BYTES or count < 2:
+            self._keep(aligned_empty(num_bytes))
+            return
+        slab = mmap.mmap(-1, count * step)
+        with contextlib.suppress(OSError):  # a kernel without huge pages: small ones then
+            slab.madvise(mmap.MADV_HUGEPAGE)
+        for at in reversed(range(count)):
+            buffer = np.frombuffer(slab, np.uint8, num_bytes, at * step)
+            self._slabs[id(buffer)] = slab, at * step
+            self._keep(buffer)
+
+    def _free(self, buffer: np.ndarray) -> None:
+        """Forget a buffer; its part of a slab goes back to the system now, not with the slab."""
+        slab, offset = self._slabs.pop(id(buffer), (None, 0))
+        if slab is not None:
+            slab.madvise(mmap.MADV_DONTNEED, offset, round_up(buffer.nbytes))
+
     def _trim(self, limit_bytes: int) -> None:
         while self.spare_bytes and self.live_bytes + self.spare_bytes > limit_bytes:
             num_bytes = max(size for size, spare in self._spare.items() if spare)
-            self._spare[num_bytes].pop()
+            self._free(self._spare[num_bytes].pop())
             self.spare_bytes -= num_bytes
 
 

@@ -12,6 +12,7 @@ from workbench.spatial.hierarchy.medium import Medium, MediumFault, PageRecord
 from workbench.spatial.hierarchy.object_store import ObjectStore
 from workbench.spatial.hierarchy.shared_store import SharedStoreClient
 from workbench.spatial.hierarchy.slow_tier import Place
+from workbench.spatial.hierarchy.valkey_pool import ValkeyPool
 
 MIB = 1024 * 1024
 ALIGN = 4096
@@ -52,7 +53,8 @@ def open_medium(name: str, settings: TierSettings, clock: Clock) -> Medium:
         if name == G3:  # what is not to be kept is deleted at its closing, and at the next opening
             return DiskFile(settings.disk_path, size, keep=bool(settings.disk_path))
         if name == POOL:
-            return SharedStoreClient(settings.shared_address, size)
+            pools = {"store": SharedStoreClient, "valkey": ValkeyPool}
+            return pools[settings.shared](settings.shared_address, size)
         return ObjectStore(settings.object_url, size, clock)
     except MediumFault as fault:
         raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None

@@ -28,6 +28,7 @@ from workbench.spatial.hierarchy.throttle import TokenBucket
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 G2 = "G2"
+TIERS_BELOW = (G2, *SLOW)  # HBM, which is G1
 
 
 def key_text(key: TierKey) -> str:
@@ -48,7 +49,7 @@ class Mover:
         self.staging = Staging(self.memory, 0)
         self.dram = EntryTable(G2, 0, self._release_dram, clock.now_s)
         self.dram_bucket = TokenBucket(0.0)
-        self.counters = {name: TierCounters() for name in (G2, *SLOW)}
+        self.counters = {name: TierCounters() for name in TIERS_BELOW}
         self.copy_fit = TransferFit()
         self.kept: dict[int, Entry] = {}  # by generation: pinned in DRAM until they are released
         self.held = HeldCompletions(clock)

@@ -81,8 +81,9 @@ class SlowTier:
 
     @property
     def evicts_itself(self) -> bool:
-        """Whether the medium keeps its own cap: a victim is only forgotten here."""
-        return self.medium is not None and self.medium.shared and not self.medium.persistent
+        """Whether somebody else's pool keeps its own cap: a victim is only forgotten here."""
+        others = self.where is not None and bool(self.where.address)
+        return self.medium is not None and self.shared and not self.medium.persistent and others
 
     @property
     def place(self) -> str:
@@ -137,8 +138,7 @@ class SlowTier:
             self.table.remove(entry)
         for entry in self.table.doomed.values():
             entry.forgotten = True
-        self._absent.clear()
-        self._asked.clear()
+        self.forget_answers()
         self.table.capacity_bytes = 0
         medium, where, self.medium = self.medium, self.where, None
         if medium is not None:
@@ -195,6 +195,11 @@ class SlowTier:
                 answered = self._answer(encoded)
                 self.io.queue(Op(PROBE, encoded, encoded), answered)
         return waiting
+
+    def forget_answers(self) -> None:
+        """Believe no answer that was given or is due."""
+        self._absent.clear()
+        self._asked.clear()
 
     def fault(self, reason: str, writing: bool = False) -> None:
         """Count a fault; after so many in a row the tier is left alone for a while."""
@@ -255,6 +260,8 @@ class SlowTier:
 
     def _answer(self, key: bytes) -> Callable[[Outcome], None]:
         def answered(outcome: Outcome) -> None:
+            if key not in self._asked:  # everything was forgotten meanwhile
+                return
             self._asked.discard(key)
             if outcome.reason:
                 self.fault(outcome.reason)

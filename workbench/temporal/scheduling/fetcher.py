@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.cache.codec import CodedRow, RowPart
-from workbench.cache.keys import PrefixKey, TierKey, coded_lineage, tagged_key
+from workbench.cache.keys import PrefixKey, TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
+from workbench.temporal.scheduling.lineages import Lineages
 from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Loaded, PendingLoad
+from workbench.temporal.scheduling.prefetch import Prefetch
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
 
 MAX_WAITS = 200  # polls a request waits for a page that is still being written
@@ -47,6 +48,8 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         self.swaps = SwapSpace(self.manager, self.store, self.hierarchy)
+        self.prefetch = Prefetch(self.hierarchy)
+        self.lineages = Lineages(self.manager, self.hierarchy)
 
     # ---- down
 
@@ -55,37 +58,10 @@ class Fetcher:
         if not self.enabled:
             return False
         data = self.store.read_row(self.manager.parts(row.blocks))
-        if not self.hierarchy.store(row.key, data, self.num_slices, self._coded(row)):
+        if not self.hierarchy.store(row.key, data, self.num_slices, self.lineages.coded(row)):
             return False
         self.counters.num_demoted_pages += 1
         return True
-
-    def _coded(self, row: Row) -> CodedRow | None:
-        """What the disk's lossy codec may make of a row; its lineage then says so (decision 5)."""
-        tag = self.hierarchy.codec_numerics
-        if not tag:
-            return None
-        lineage = coded_lineage(row.lineage, tag)
-        self.manager.keys.remember_lineage(lineage)
-        parts = tuple(
-            RowPart(spec, group.layers[0], group.kv_heads[0])
-            for group, (_, spec) in zip(
-                self.manager.geometry.groups, self.manager.parts(row.blocks), strict=True
-            )
-        )
-        return CodedRow(tagged_key(row.chain_key, lineage), parts)
-
-    def _lineages_behind(self, hit: PrefixHit) -> list[str]:
-        """Lineages of pages that may follow a hit: its own, and what a lossy codec made of it.
-
-        The tag says that a codec lies somewhere on the way, not that it changed every page.
-        """
-        keys = self.manager.keys
-        if not hit.rows:
-            return keys.lineages
-        tag = self.hierarchy.codec_numerics
-        coded = coded_lineage(hit.lineage, tag) if tag else hit.lineage
-        return [hit.lineage, coded] if coded in keys.lineages[1:] else [hit.lineage]
 
     def swap_out(self, request: Request) -> int:
         """Move a request's own pages below HBM before they are freed; returns how many went."""
@@ -172,11 +148,11 @@ class Fetcher:
     def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
         first = len(hit.rows)
         most = self.manager.most_hit_pages(request)
-        lineages = self._lineages_behind(hit)
+        lineages = self.lineages.behind(hit)
         best: list[PrefixKey] = []
         for lineage in lineages:
             keys = self.manager.keys.row_keys(request, lineage)[first:most]
-            if keys and self._may_wait(request, keys[:1]):
+            if keys and (self._asks(request, keys) or self._may_wait(request, keys[:1])):
                 return Fetch.WAIT
             run = self._leading_hits(keys)
             if len(run) > len(best):
@@ -187,7 +163,18 @@ class Fetcher:
             self.counters.num_gated += 1
             self._no_fetch.add(request.request_id)
             return Fetch.ADMIT
-        return self._start(request, list(best), first)
+        best = self.prefetch.at_hand(request.request_id, best)
+        most_s = self.prefetch.most_s(len(best) * self.manager.block_size)
+        return self._start(request, list(best), first, most_s) if best else Fetch.ADMIT
+
+    def _asks(self, request: Request, keys: list[PrefixKey]) -> bool:
+        """Whether to wait until shared tiers have said which of these keys they have."""
+        waits = self._waits.get(request.request_id, 0)
+        known = self.hierarchy.know(keys)
+        if known or waits >= MAX_WAITS or not self.prefetch.waits:
+            return False
+        self._waits[request.request_id] = waits + 1
+        return True
 
     def _leading_hits(self, keys: list[PrefixKey]) -> list[PrefixKey]:
         for at, key in enumerate(keys):
@@ -198,6 +185,8 @@ class Fetcher:
     def _may_wait(self, request: Request, keys: list[TierKey] | list[PrefixKey]) -> bool:
         waits = self._waits.get(request.request_id, 0)
         busy = (Lookup.HIT_PENDING, Lookup.RETRY)
+        if not (self.prefetch.waits or self.swaps.record(request)):
+            return False
         if waits >= MAX_WAITS or not any(self.hierarchy.lookup(key) in busy for key in keys):
             return False
         self._waits[request.request_id] = waits + 1
@@ -210,9 +199,11 @@ class Fetcher:
         self.counters.last_recompute_s = recompute_s or 0.0
         return recompute_s is None or load_s < recompute_s
 
-    def _start(self, request: Request, keys: list[TierKey], first: int) -> Fetch:
+    def _start(
+        self, request: Request, keys: list[TierKey], first: int, most_s: float | None = None
+    ) -> Fetch:
         allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
-        deadline_s = self.now_s() + min(allowed_s, MAX_DEADLINE_S)
+        deadline_s = self.now_s() + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
         job_id = self.hierarchy.submit_load(keys)
         self._pending[job_id] = PendingLoad(job_id, first, request, deadline_s)
         return Fetch.LOADING
@@ -248,7 +239,7 @@ class Fetcher:
         if loaded is None or len(hit.rows) < loaded.first:
             return [], hit.lineage
         most = self.manager.most_hit_pages(request)
-        for lineage in self._lineages_behind(hit):
+        for lineage in self.lineages.behind(hit):
             pages: list[np.ndarray] = []
             for key in self.manager.keys.row_keys(request, lineage)[len(hit.rows) : most]:
                 if key not in loaded.pages:
@@ -279,6 +270,7 @@ class Fetcher:
             self.hierarchy.complete_load(loaded.job_id)
         self._waits.pop(request_id, None)
         self._no_fetch.discard(request_id)
+        self.prefetch.forget(request_id)
         self.swaps.forget(request)
         if finished:
             for job_id, pending in list(self._pending.items()):

@@ -37,7 +37,7 @@ export function lensColour(theme, lens, value, tierName) {
 }
 
 export function tierColour(theme, name) {
-  const share = { G1: 0.62, G2: 0.36, G3: 0.16 }[name] ?? 0.4;
+  const share = { G1: 0.62, G2: 0.36, G3: 0.16, "G3.5": 0.1, G4: 0.05 }[name] ?? 0.4;
   return theme.ramp[Math.round(255 * share)];
 }
 

@@ -1,6 +1,6 @@
 // The middle of the page: numbers, tiers and their grids, legend, text, step, sentence, rewind.
 
-import { attrs, h, paced, setAttr, setClass, setText } from "./dom.js";
+import { attrs, h, paced, setAttr, setClass, setText, show } from "./dom.js";
 import { blockLine } from "./describe.js";
 import { Faces } from "./faces.js";
 import { GridView } from "./gridview.js";
@@ -14,7 +14,8 @@ import { Sentence } from "./sentence.js";
 import { StepStrip } from "./steps.js";
 import { TierBar } from "./tiers.js";
 
-const TIERS = ["G1", "G2", "G3"];
+const TIERS = ["G1", "G2", "G3", "G3.5", "G4"];
+const ALWAYS = 3; // G3.5 and G4 have a row only while they are on
 
 export class Stage {
   constructor(context) {
@@ -42,10 +43,12 @@ export class Stage {
   }
 
   assemble() {
-    const [b1, b2, b3] = this.bars.map((b) => b.node), [g1, g2, g3] = this.grids.map((g) => g.node);
-    const canvas = h("div", "canvas-wrap", g1, this.faces.node);
-    return attrs(h("section", "stage", this.present.node, this.numbers.node, b1, canvas, this.legend.node,
-      h("div", "lower-tiers", h("div", "lower-tier", b2, g2), h("div", "lower-tier", b3, g3)),
+    const rows = this.bars.map((bar, i) => (i ? h("div", "lower-tier", bar.node, this.grids[i].node) : bar.node));
+    const canvas = h("div", "canvas-wrap", this.grids[0].node, this.faces.node);
+    this.extraRows = rows.slice(ALWAYS);
+    for (const row of this.extraRows) show(row, false);
+    return attrs(h("section", "stage", this.present.node, this.numbers.node, rows[0], canvas, this.legend.node,
+      h("div", "lower-tiers", ...rows.slice(1)),
       this.text.node, this.step.node, this.sentence.node, this.scrubber.node, this.spoken),
       { "aria-label": this.context.words("stage.label") });
   }
@@ -78,6 +81,7 @@ export class Stage {
     if (!frame || document.hidden) return;
     setClass(this.node, "is-dead", !!store.link.dead);
     this.numbers.update(store, theme());
+    this.extraRows.forEach((row, i) => show(row, frame.tiers.has(TIERS[ALWAYS + i])));
     this.bars.forEach((bar) => bar.update(frame.snap.tiers.find((t) => t.name === bar.title.textContent)));
     const { scene } = this.grids[0], several = this.severalPages();
     for (const { over, name } of this.grids) {
