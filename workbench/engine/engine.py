@@ -210,7 +210,7 @@ class Engine:
                 self._update(batch, logits, mass)
             view = self.recorder.finish(self.num_steps, batch)
             self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
-        elif self.fetcher.num_pending:
+        elif self.fetcher.num_pending or self.fetcher.waits:
             self.hierarchy.wait_io(WAIT_FOR_LOADS_S)  # nothing else to do: let the I/O run
         self.watchdog.observe(self)
         if self.byte_guard is not None:
