@@ -210,8 +210,8 @@ class Engine:
                 self._update(batch, logits, mass)
             view = self.recorder.finish(self.num_steps, batch)
             self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
-        elif self.fetcher.num_pending or self.fetcher.waits:
-            self.hierarchy.wait_io(WAIT_FOR_LOADS_S)  # nothing else to do: let the I/O run
+        else:  # loads, or answers of a shared tier, are all there is to wait for
+            self.hierarchy.wait_io(WAIT_FOR_LOADS_S)
         self.watchdog.observe(self)
         if self.byte_guard is not None:
             self.byte_guard.record(self.stack)

@@ -1,4 +1,4 @@
-"""`workbench bench tiers`: what the slower tiers reach of what their media can do, and are worth."""
+"""`workbench bench tiers`: what the slower tiers reach of their media, and what they are worth."""
 
 from collections.abc import Callable
 from pathlib import Path

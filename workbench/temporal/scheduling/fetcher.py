@@ -45,7 +45,6 @@ class Fetcher:
     _loaded: dict[str, Loaded] = field(default_factory=dict)
     _waits: dict[str, int] = field(default_factory=dict)
     _no_fetch: set[str] = field(default_factory=set)
-    waits: bool = False  # since the last poll a request was told to ask again
 
     def __post_init__(self) -> None:
         self.swaps = SwapSpace(self.manager, self.store, self.hierarchy)
@@ -77,7 +76,6 @@ class Fetcher:
     def poll(self) -> list[Request]:
         """Collect finished and overdue loads; returns the requests that can be admitted now."""
         ready = []
-        self.waits = False
         for result in self.hierarchy.poll():
             pending = self._pending.pop(result.job_id, None)
             if pending is None:
@@ -176,7 +174,6 @@ class Fetcher:
         if known or waits >= MAX_WAITS or not self.prefetch.waits:
             return False
         self._waits[request.request_id] = waits + 1
-        self.waits = True
         return True
 
     def _leading_hits(self, keys: list[PrefixKey]) -> list[PrefixKey]:
@@ -193,7 +190,6 @@ class Fetcher:
         if waits >= MAX_WAITS or not any(self.hierarchy.lookup(key) in busy for key in keys):
             return False
         self._waits[request.request_id] = waits + 1
-        self.waits = True
         return True
 
     def _worth_it(self, keys: list[PrefixKey]) -> bool:
