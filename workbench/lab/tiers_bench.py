@@ -1,10 +1,12 @@
 """`workbench bench tiers`: what the slower tiers reach of their media, and what they are worth."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.lab import disk_tier_bench, restart_bench
+from workbench.lab import disk_tier_bench, fault_run, restart_bench
 from workbench.lab.disk_tier_bench import DiskPlan, measure_disk
+from workbench.lab.fault_run import FaultPlan, measure_faults
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
 from workbench.lab.restart_bench import RestartPlan, measure_restart
@@ -21,11 +23,14 @@ def measure(
     path: str = "",
     trace: Path | None = None,
 ) -> list[Figure]:
-    """Host copies; the disk, with `file_mib` of a file in `path` or a private folder; hits in a
-    new process; and, with a Mooncake trace, the cache core against its published hit rates."""
+    """Host copies; the disk, with `file_mib` of a file in `path` or a private folder; hits in a new
+    process; transfers under faults; and a Mooncake trace, if given, against its published rates."""
     plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
+    with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
+        sizes = fault_run.QUICK if quick else FaultPlan()
+        figures += measure_faults(progress, Path(folder), sizes)
     if trace is not None:
         figures += measure_trace(progress, trace, quick=quick)
     return figures
