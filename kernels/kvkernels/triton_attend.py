@@ -47,7 +47,7 @@ def launch_shape(dot: tl.dtype, spec: PageSpec) -> LaunchShape:
     heavy = any(x.family in HEAVY for x in (key, value))
     if dot == tl.float32:
         if spec.head_dim > 64:
-            shape = LaunchShape(16, 16, 4)
+            shape = LaunchShape(16, 16, 8 if key.family == "nuq_k" else 4)
         else:
             shape = LaunchShape(32, 16 if value.packed or heavy else 32, 4)
     else:
@@ -64,6 +64,7 @@ def most_registers(tile: int, dot: tl.dtype, spec: PageSpec, rope: bool) -> int:
     """
     narrow = dot != tl.float32 and spec.head_dim <= 64 and not rope
     narrow = narrow and not any(isinstance(fmt, LowRank) for fmt in (spec.k, spec.v))
+    narrow = narrow and plane_of(spec, "k").family != "nuq_k"  # its levels are looked up
     return 128 if tile == SMALL_TILE and narrow else 255
 
 

@@ -85,11 +85,15 @@ def tiers(
     quick: QuickOption = False,
     file_mib: Annotated[int, typer.Option(help="Size of the disk tier's file.")] = 512,
     path: Annotated[str, typer.Option(help="A folder on the disk to measure.")] = "",
+    trace: Annotated[
+        Path | None, typer.Option(help="A Mooncake trace (.jsonl) with hash_ids.")
+    ] = None,
 ) -> None:
-    """Disk and host copies of pages over the plain speed of the same disk and memory."""
+    """Speed of disk and host copies, hits after a restart, a trace through the cache core."""
     measure_and_print(
-        "workbench.lab.tiers_bench", as_json=as_json, quick=quick, file_mib=file_mib, path=path
-    )
+        "workbench.lab.tiers_bench", as_json=as_json, quick=quick, file_mib=file_mib, path=path,
+        trace=trace,
+    )  # fmt: skip
 
 
 def reuse(

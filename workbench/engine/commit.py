@@ -37,7 +37,9 @@ def commit(engine: "Engine", batch: ForwardBatch) -> None:
         engine.metrics.computed(request, count)
         request.num_computed_tokens += count
         if engine.scheduler.prefix_caching:
-            manager.publish(request, request.num_computed_tokens)
+            known = manager.requests[request.request_id].num_hashed
+            if manager.publish(request, request.num_computed_tokens):
+                engine.moves.published(request, known)
     if engine.stack.values is not None:
         engine.stack.values.sweep()
 

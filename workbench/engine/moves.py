@@ -34,6 +34,20 @@ class Moves:
             for_request_id=engine.scheduler.serving,
         )
 
+    def published(self, request: Request, first: int) -> None:
+        """Full blocks from `first` on can be found now: written through, they go down at once.
+
+        Those that a tier holds already are only touched there.
+        """
+        engine = self._engine
+        if engine.config.tiers.write != "through" or not engine.fetcher.enabled:
+            return
+        blocks = engine.stack.manager.requests[request.request_id]
+        for page in range(first, blocks.num_hashed):
+            row = engine.stack.pool.row_of[int(blocks.row_at(page)[0])]
+            if row is not None and engine.fetcher.demote(row):
+                engine.frames.tiers.notes.left_hbm(row)
+
     def loaded(self, request: Request, tiers: dict[TierKey, str], seconds: float) -> None:
         """Pages of a request came up, each from its tier."""
         log = self._engine.log

@@ -1,17 +1,31 @@
-"""`workbench bench tiers`: what the slower tiers reach of what their media can do."""
+"""`workbench bench tiers`: what the slower tiers reach of their media, and what they are worth."""
 
 from collections.abc import Callable
+from pathlib import Path
 
-from workbench.lab.disk_tier_bench import QUICK, DiskPlan, measure_disk
+from workbench.lab import disk_tier_bench, restart_bench
+from workbench.lab.disk_tier_bench import DiskPlan, measure_disk
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
+from workbench.lab.restart_bench import RestartPlan, measure_restart
+from workbench.lab.trace_replay import measure_trace
 
 Progress = Callable[[str], None]
 
 
 def measure(
-    progress: Progress, *, quick: bool = False, file_mib: int = 512, path: str = ""
+    progress: Progress,
+    *,
+    quick: bool = False,
+    file_mib: int = 512,
+    path: str = "",
+    trace: Path | None = None,
 ) -> list[Figure]:
-    """Host copies, then the disk: `file_mib` of a file in `path`, or in a private folder."""
-    plan = QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
-    return [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
+    """Host copies; the disk, with `file_mib` of a file in `path` or a private folder; hits in a
+    new process; and, with a Mooncake trace, the cache core against its published hit rates."""
+    plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
+    figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
+    figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
+    if trace is not None:
+        figures += measure_trace(progress, trace, quick=quick)
+    return figures

@@ -79,7 +79,12 @@ def read_trace(path: Path, scale: TraceScale | None = None, seed: int = 0) -> Wo
 
 
 def read_references(path: Path) -> list[int]:
-    """Block ids of a Mooncake file in order of arrival (`hash_ids` of every request).
+    """Block ids of a Mooncake file, all requests one after the other (see `read_requests`)."""
+    return [block for blocks in read_requests(path) for block in blocks]
+
+
+def read_requests(path: Path) -> list[tuple[int, ...]]:
+    """Block ids (`hash_ids`) of each request of a Mooncake file, in order of arrival.
 
     Raises RequestError naming the file when it has none.
     """
@@ -88,10 +93,10 @@ def read_references(path: Path) -> list[int]:
             rows = _rows(path, file, 1 << 30)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"trace {path} cannot be read ({error}): check the path") from None
-    references = [block for row in sorted(rows, key=lambda row: row.at_s) for block in row.blocks]
-    if not references:
+    requests = [row.blocks for row in sorted(rows, key=lambda row: row.at_s) if row.blocks]
+    if not requests:
         raise RequestError(f"trace {path} names no blocks: give a Mooncake file with hash_ids")
-    return references
+    return requests
 
 
 def _rows(path: Path, file: Iterable[str], limit: int) -> list[_Row]:
