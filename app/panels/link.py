@@ -93,4 +93,5 @@ def link_address(base: str, config: EngineConfig) -> str:
 def _to_text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    short = f"{value:g}" if isinstance(value, float) else ""  # of six digits at most
+    return short if short and float(short) == value else str(value)

@@ -31,7 +31,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
     "cache.sink_tokens": (0, 10),
-    "cache.outlier_pages": (0, 2),
+    "cache.outlier_pages": (0, 1),
     "cache.partial_hits": (False, True),
     "cache.index": PREFIX_INDEXES,
     "cache.prompt_caching": PROMPT_CACHING,
@@ -120,7 +120,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 55
+NUM_ROWS = 58
 
 
 def accepts(row: Row) -> bool:

@@ -1,6 +1,7 @@
 """Random schedules of everything at once: no wrong bytes, no lost pins, no byte uncounted.
 
-A gate in the I/O thread lets Hypothesis decide what happens before, while and after a transfer.
+A gate in the tiers' threads lets Hypothesis decide what happens before, while and after a transfer:
+while it is open, every transfer has ended when its outcome is asked for.
 """
 
 import dataclasses
@@ -126,6 +127,8 @@ class Tiers(RuleBasedStateMachine):
 
     @rule()
     def poll(self) -> None:
+        if self.gate is None:
+            assert self.h.wait_io()  # so that the machine's own run hangs on no thread's speed
         for result in self.h.poll():
             assert result.job_id in self.jobs and result.job_id not in self.delivered
             assert result.keys == tuple(self.jobs[result.job_id])
@@ -223,13 +226,15 @@ class Tiers(RuleBasedStateMachine):
     @rule()
     def shut_gate(self) -> None:
         if self.gate is None:
+            assert self.h.wait_io()
             gate = self.gate = threading.Event()
 
             def wait() -> Outcome:
                 gate.wait(30)
                 return Outcome()
 
-            self.h.mover.ladder.tiers[0].io.submit(wait, lambda outcome: None)
+            for tier in self.h.mover.ladder.tiers:
+                tier.io.submit(wait, lambda outcome: None)
 
     @rule()
     def open_gate(self) -> None:

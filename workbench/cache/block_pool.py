@@ -231,7 +231,7 @@ class BlockPool(BlockState):
         """A block without reference and row goes to the head, or its whole slab goes back."""
         slab = block // self.stride
         self._lists.link_first(int(self.slab_class[slab]), block)
-        self.owner[block] = NO_OWNER
+        self.owner[block], self.basis[block] = NO_OWNER, 0
         self._slab_used[slab] -= 1
         if self._slab_used[slab] == 0:
             self._release_slab(slab)

@@ -22,6 +22,7 @@ class BlockState:
         self.generation = np.zeros(size, np.int32)
         self.last_used = np.zeros(size, np.int32)
         self.owner = np.full(size, NO_OWNER, np.uint8)
+        self.basis = np.zeros(size, np.int32)  # number of the basis of its keys, 0: the shared one
         self.evicted_step = np.full(size, LONG_AGO, np.int32)
         self.moved_step = np.full(size, LONG_AGO, np.int32)  # came up from a tier
         self.mass = np.zeros(size, np.float32)
@@ -37,3 +38,13 @@ class BlockState:
         """Classes of many blocks at once, int32 like `blocks`."""
         found: np.ndarray = self.slab_class[blocks // self.stride]
         return found
+
+    def page_kinds(self, blocks: np.ndarray) -> np.ndarray:
+        """What many blocks are decoded by, int64 alike: class and basis as one (`kind_parts`)."""
+        kinds: np.ndarray = self.page_classes(blocks) + (self.basis[blocks].astype(np.int64) << 16)
+        return kinds
+
+
+def kind_parts(kind: int) -> tuple[int, int]:
+    """Class and basis of a kind of pages."""
+    return kind & 0xFFFF, kind >> 16

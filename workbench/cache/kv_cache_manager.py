@@ -87,7 +87,7 @@ class KVCacheManager:
                 besides[pool.classes[each.open]] += self.roles.max_open_pages
             if each.full != each.exact:
                 besides[pool.classes[each.exact]] += self.roles.sink_pages
-        specs = [pool.classes[cls] for cls in self.classes]
+        specs = [pool.classes[each.full] for each in self.roles.of_groups()]
         most = fitting_pages(specs, pool.slab_bytes, pool.num_slabs, besides)
         return most if self.most_values_pages is None else min(most, self.most_values_pages)
 
@@ -257,7 +257,9 @@ class KVCacheManager:
 
     def new_blocks(self, lineage: str) -> RequestBlocks:
         """Empty tables, which belong to no request yet."""
-        return RequestBlocks(len(self.classes), self._max_pages, self.block_size, lineage)
+        blocks = RequestBlocks(len(self.classes), self._max_pages, self.block_size, lineage)
+        blocks.hashing = not self.roles.own_basis  # its bytes are of no use to others
+        return blocks
 
     # ---- progress
 
@@ -297,5 +299,7 @@ class KVCacheManager:
         blocks = self.requests.pop(request.request_id, None)
         if blocks is None:
             return
+        if blocks.basis and self.store is not None:
+            del self.store.bases[blocks.basis]
         for group in range(len(self.classes)):
             self.pool.free(reversed(blocks.held(group)))

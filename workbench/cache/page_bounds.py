@@ -15,6 +15,7 @@ from kvkernels.layout import PageSpec
 from torch import Tensor
 
 from workbench.cache.block_pool import BlockPool
+from workbench.cache.block_state import kind_parts
 from workbench.cache.geometry import Geometry
 from workbench.cache.page_store import PageStore
 
@@ -114,16 +115,16 @@ class PageBounds:
         `pos` int [n, S] with `rope_table`: keys are rotated to these positions. `keep`: all layers
         that are needed are among them, so they are valid from now on.
         """
-        classes = self.pool.page_classes(blocks)
+        kinds = self.pool.page_kinds(blocks)
         more = {} if self.cosines is None else {"cosines": self.cosines}
-        for cls in np.unique(classes).tolist():
-            mine = classes == cls
+        for kind in np.unique(kinds).tolist():
+            mine, (cls, basis) = kinds == kind, kind_parts(kind)
             chosen, spec = blocks[mine], self.pool.classes[cls]
             self.kernels.update_bounds(
                 self._store.arena,
                 spec,
                 self._on_device(self.pool.offset[chosen]),
-                self._store.state(group, spec),
+                self._store.state(group, spec, basis),
                 self.tensor,
                 self._on_device(self.rows(chosen)),
                 layers=layers,

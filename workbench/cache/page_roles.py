@@ -26,6 +26,9 @@ class PageRoles:
     max_open_pages: int = 2  # of each group of one request, at any moment
     residual_pages: int = 0  # newest full pages that are not sealed yet
     outlier_pages: int = 0  # full pages whose keys are least alike, which are not sealed
+    own_basis: bool = (
+        False  # full pages wait for a basis of the request's keys, and are sealed then
+    )
     sink_pages: int = 0  # first pages of a text that stay as exact as they were computed
 
     def __post_init__(self) -> None:
@@ -44,8 +47,9 @@ class PageRoles:
         return self.seals or (self.sink_pages > 0 and self.exact != self.full)
 
     def of_groups(self) -> list[GroupClasses]:
-        """The classes by group."""
-        each = zip(self.full, self.open, self.exact, strict=True)
+        """The classes by group, as pages are taken: those that wait for a basis take what comes."""
+        full = self.open if self.own_basis else self.full
+        each = zip(full, self.open, self.exact, strict=True)
         return [GroupClasses(*classes, self.sink_pages) for classes in each]
 
     def final_row(self, page: int) -> list[int]:

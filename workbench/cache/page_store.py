@@ -32,6 +32,17 @@ class Calibrated(Protocol):
         """The calibration of a page class for some layers and KV heads."""
 
 
+class OwnBasis(Protocol):
+    """The basis of one request's keys."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tables."""
+
+    def state(self, groups: tuple[int, ...], spec: PageSpec, shared: FormatState) -> FormatState:
+        """The calibration of a page class with this basis in place of the shared one."""
+
+
 class PageStore:
     """One uint8 arena on the device, its kernels, and the calibration of each group's format.
 
@@ -52,6 +63,7 @@ class PageStore:
         self._groups = groups
         self.calibration = calibration
         self._states: dict[tuple[tuple[int, ...], PageSpec], FormatState] = {}
+        self.bases: dict[int, OwnBasis] = {}  # of requests, by number (`RequestBlocks.basis`)
         self._host = self.arena.numpy() if device == "cpu" else None
 
     @property
@@ -59,15 +71,17 @@ class PageStore:
         """Bytes of the arena, as allocated."""
         return self.arena.untyped_storage().nbytes()
 
-    def state(self, group: int, spec: PageSpec) -> FormatState:
+    def state(self, group: int, spec: PageSpec, basis: int = 0) -> FormatState:
         """Calibration of a group's format, for whole pages."""
-        return self.step_state((group,), spec)
+        return self.step_state((group,), spec, basis)
 
-    def step_state(self, groups: tuple[int, ...], spec: PageSpec) -> FormatState:
+    def step_state(self, groups: tuple[int, ...], spec: PageSpec, basis: int = 0) -> FormatState:
         """Calibration of a format for all KV heads of some groups with equal layers.
 
-        Made at first use; neutral where nothing is calibrated.
+        Made at first use; neutral where nothing is calibrated. `basis`: that of one request.
         """
+        if basis:
+            return self.bases[basis].state(groups, spec, self.step_state(groups, spec))
         key = (groups, spec)
         if key not in self._states:
             with torch.inference_mode(False):  # its counter is written to in any mode
@@ -84,7 +98,8 @@ class PageStore:
     @property
     def calibration_bytes(self) -> int:
         """Bytes of all calibration in use, beside the pages."""
-        return sum(state.num_bytes for state in self._states.values())
+        shared = sum(state.num_bytes for state in self._states.values())
+        return shared + sum(basis.num_bytes for basis in self.bases.values())
 
     @property
     def num_saturated(self) -> int:
@@ -163,13 +178,18 @@ class PageStore:
                 target.movedim(axis, 1)[place] = flat
         self.kernels.scatter_pages(self.arena, spec, self._index(dst_offsets), new)
 
-    def vectors(self, group: int, offsets: np.ndarray, spec: PageSpec, plane: str) -> Tensor:
+    def vectors(
+        self, group: int, offsets: np.ndarray, spec: PageSpec, plane: str, basis: int = 0
+    ) -> Tensor:
         """One plane of pages, decoded: fp32 [n * S, L, H, D], slot by slot."""
-        return self.decode(group, self.gather(offsets, spec), spec, plane)
+        return self.decode(group, self.gather(offsets, spec), spec, plane, basis)
 
-    def decode(self, group: int, pages: Tensor, spec: PageSpec, plane: str) -> Tensor:
+    def decode(
+        self, group: int, pages: Tensor, spec: PageSpec, plane: str, basis: int = 0
+    ) -> Tensor:
         """One plane of pages uint8 [n, page_bytes]: fp32 [n * S, L, H, D], slot by slot."""
-        decoded = decode_pages(pages, spec, plane, self.state(group, spec))  # [n, L, H, S, D]
+        state = self.state(group, spec, basis)
+        decoded = decode_pages(pages, spec, plane, state)  # [n, L, H, S, D]
         return decoded.movedim(3, 1).flatten(0, 1)
 
     def write_values(self, group: int, offsets: np.ndarray, spec: PageSpec, values: Tensor) -> None:
@@ -193,8 +213,12 @@ class PageStore:
         dst: PageSpec,
         dst_offsets: np.ndarray,
         num_slots: np.ndarray,
+        basis: int = 0,
     ) -> None:
-        """Re-encode gathered pages into new places in the arena; `num_slots`: written slots."""
+        """Re-encode gathered pages into new places in the arena; `num_slots`: written slots.
+
+        `basis`: of the keys in their new places.
+        """
         starts = np.arange(len(dst_offsets), dtype=np.int64) * src.page_bytes
         self.kernels.recode_pages(
             self.arena,
@@ -203,13 +227,15 @@ class PageStore:
             self.state(group, src),
             dst,
             self._index(dst_offsets),
-            self.state(group, dst),
+            self.state(group, dst, basis),
             self.scratch,
             source=pages.reshape(-1),
             num_slots=self._index(num_slots),
         )
 
-    def encode(self, group: int, pages: Tensor, src: PageSpec, dst: PageSpec) -> Tensor:
+    def encode(
+        self, group: int, pages: Tensor, src: PageSpec, dst: PageSpec, basis: int = 0
+    ) -> Tensor:
         """Full pages of one class, uint8 [n, page_bytes], as pages of another beside the arena."""
         if src == dst:
             return pages
@@ -223,7 +249,7 @@ class PageStore:
             self.state(group, src),
             dst,
             self._index(places[1]),
-            self.state(group, dst),
+            self.state(group, dst, basis),
             self.scratch,
             source=pages.reshape(-1),
         )

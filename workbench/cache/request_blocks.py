@@ -18,7 +18,7 @@ class RequestBlocks:
 
     __slots__ = (
         "table", "pos", "num_pages", "stored_len", "block_size", "lineage", "num_hashed", "hashing",
-        "spares", "log_count",
+        "spares", "log_count", "basis",
     )  # fmt: skip
 
     def __init__(self, num_groups: int, max_pages: int, block_size: int, lineage: str) -> None:
@@ -30,6 +30,7 @@ class RequestBlocks:
         self.block_size = block_size
         self.lineage = lineage
         self.num_hashed = 0  # leading blocks that were offered to the index
+        self.basis = 0  # number of the basis of its own keys, once it has one
         self.hashing = True  # False once anything was evicted (decision 5)
         self.log_count: np.ndarray | None = (
             None  # float32 like pos: log of the tokens a slot stands for

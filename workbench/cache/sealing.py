@@ -41,6 +41,34 @@ def seal(manager: KVCacheManager, request: Request, recode: Recode, judge: Judge
         pool.free(old)
 
 
+def seal_with_basis(
+    manager: KVCacheManager, request: Request, recode: Recode, judge: Judge
+) -> None:
+    """Put full pages of a request that has a basis of its own into its class, while there is room.
+
+    Nothing was taken for them before: all wait exactly until the basis is there, and what finds no
+    room goes on waiting. What is freed by some makes room for others.
+    """
+    blocks, pool = manager.requests[request.request_id], manager.pool
+    for group, cls in enumerate(manager.classes):
+        table = blocks.table[group, : manager.roles.num_final_pages(int(blocks.stored_len[group]))]
+        sinks = manager.roles.num_sinks(blocks, group)
+        pages = sinks + np.flatnonzero(pool.page_classes(table[sinks:]) != cls)
+        if outliers := manager.roles.outlier_pages:
+            pages = _without_outliers(pages, outliers, group, judge)
+        while len(pages) and (count := min(len(pages), pool.num_free(cls))):
+            new = pool.allocate([(cls, count)])[0]
+            pool.owner[new], pool.basis[new] = request.owner, blocks.basis
+            old = [int(block) for block in table[pages[:count]]]
+            done = recode(group, old, new)
+            table[pages[:done]] = new[:done]
+            pool.mass[new[:done]] = pool.mass[old[:done]]
+            pool.free(old[:done] + new[done:])
+            pages = pages[done:]
+            if done < count:
+                break
+
+
 def _without_outliers(pages: np.ndarray, count: int, group: int, judge: Judge) -> np.ndarray:
     """Those that are sealed: all but the `count` whose keys are least alike, of equal ones the
     first.

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from workbench.cache.block_state import kind_parts
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.request_blocks import RequestBlocks
 from workbench.cache.rope_mode import RopeMode
@@ -18,7 +19,7 @@ class ClassTables:
     int32 [R] or None: the first of them among a request's new tokens. `log_count` fp32 [G, R, P *
     S] or None: log of the tokens that each slot stands for (merging). `pos` int32 alike: position
     of each slot, where keys are rotated as they are read. `pages` int64 [G, R, P] or None: which
-    pages of the whole table they are, where they are not all.
+    pages of the whole table they are, where they are not all. `basis`: number of their keys'.
     """
 
     cls: int
@@ -29,6 +30,7 @@ class ClassTables:
     pos: np.ndarray | None = None
     new_starts: np.ndarray | None = None
     pages: np.ndarray | None = None
+    basis: int = 0
 
 
 def class_tables(
@@ -131,9 +133,11 @@ def _by_class(
     classes = np.where(slots > 0, manager.pool.page_classes(table), -1)
     for alone, both in manager.roles.joined.items():
         classes[classes == alone] = both
+    bases = manager.pool.basis[table].astype(np.int64)
+    kinds = np.where(classes >= 0, classes + (bases << 16), -1)
     found = []
-    for cls in np.unique(classes[classes >= 0]).tolist():
-        mine = classes == cls
+    for kind in np.unique(kinds[kinds >= 0]).tolist():
+        mine, (cls, basis) = kinds == kind, kind_parts(kind)
         count = mine.sum(-1)
         order = np.argsort(~mine, axis=-1, kind="stable")[..., : int(count.max())]
         offsets = manager.pool.offset[np.take_along_axis(table, order, -1)]
@@ -144,7 +148,9 @@ def _by_class(
         if pos is not None:
             paged = pos.reshape(*table.shape, size)
             places = np.take_along_axis(paged, order[..., None], 2).reshape(*order.shape[:2], -1)
-        found.append(ClassTables(cls, offsets, lens, new_lens, None, places, new_starts, order))
+        found.append(
+            ClassTables(cls, offsets, lens, new_lens, None, places, new_starts, order, basis)
+        )
     return found
 
 

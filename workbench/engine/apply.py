@@ -118,8 +118,11 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
     if restarts:
         raise SettingError(f"{restarts[0]} needs the weights loaded again: build a new engine")
     check_calibration(config, engine.model)
-    split = "dram" in (config.cache.values, engine.config.cache.values)  # pages are not whole
-    if split or rope_mode(config) != rope_mode(engine.config):  # or cannot be read as they are
+    both = (config.cache, engine.config.cache)
+    split = any(cache.values == "dram" for cache in both)  # pages are not whole
+    private = any(cache.own_basis for cache in both)  # nor are they without their request's keys
+    moved = rope_mode(config) != rope_mode(engine.config)  # or they cannot be read as they are
+    if split or private or moved:
         kinds = {path: "rebuild" if kind == "recode" else kind for path, kind in kinds.items()}
     if "rebuild" in kinds.values():
         _check_rebuild(engine, config)

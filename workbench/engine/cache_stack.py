@@ -134,6 +134,7 @@ def _options(config: EngineConfig) -> str:
         rank += f"x{cache.rank_heads}" if cache.rank_heads > 1 else ""
     chosen = (
         ("g", group), ("k", rank), ("r", residual), ("o", cache.outlier_pages),
+        ("b", "own" if cache.own_basis else ""),
         ("s", sink_pages(config)),
     )  # fmt: skip
     return "".join(f"/{name}{value}" for name, value in chosen if value)
@@ -174,6 +175,7 @@ def build_stack(
             open=[pool.class_of(spec) for spec in specs.open],
             exact=specs.exact_classes(pool),
             joined=joined,
+            own_basis=config.cache.own_basis,
         ),
         max_model_len=config.model.max_model_len,
         format_label=format_label(config, calibration),

@@ -7,7 +7,7 @@ from workbench.cache.rope_mode import rope_mode
 from workbench.config import EngineConfig
 from workbench.errors import SettingError
 from workbench.model.load import LoadedModel
-from workbench.settings.formats import CALIBRATED_FORMATS
+from workbench.settings.formats import CALIBRATED_FORMATS, LOW_RANK_FORMATS
 from workbench.structural.compression.calibration import Calibration, default_path, load, save
 from workbench.structural.compression.measuring import Progress, help_tokens, measure
 
@@ -25,7 +25,10 @@ def find_calibration(
     resident were written with the first. Raises SettingError for a file that cannot serve.
     """
     wanted = config.cache.calibration
-    if wanted == "needed" and not config.cache.used_formats & set(CALIBRATED_FORMATS):
+    formats = config.cache.used_formats & set(CALIBRATED_FORMATS)
+    if config.cache.own_basis:
+        formats -= set(LOW_RANK_FORMATS)  # each request's keys are measured instead
+    if wanted == "needed" and not formats:
         return None
     own = wanted in OWN
     path = default_path(model.decoder) if own else Path(wanted).expanduser()

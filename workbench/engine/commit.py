@@ -8,7 +8,8 @@ import torch
 from kvkernels.bounds import least_cosines
 from kvkernels.pages import copy_plane
 
-from workbench.cache.sealing import seal
+from workbench.cache.sealing import seal, seal_with_basis
+from workbench.engine.own_bases import find_basis
 from workbench.engine.runner import ForwardBatch
 from workbench.request import Request
 from workbench.spatial.hierarchy.values import ValuesBelow
@@ -25,7 +26,14 @@ def commit(engine: "Engine", batch: ForwardBatch) -> None:
         manager.commit(request, count)
         if manager.roles.seals:
             judge = functools.partial(_likeness, engine, request)
-            seal(manager, request, functools.partial(_encode, engine), judge)
+            if manager.roles.own_basis:
+                basis = find_basis(engine.stack, request, count)
+                if basis:
+                    seal_with_basis(
+                        manager, request, functools.partial(_encode, engine, basis), judge
+                    )
+            else:
+                seal(manager, request, functools.partial(_encode, engine, 0), judge)
         engine.metrics.computed(request, count)
         request.num_computed_tokens += count
         if engine.scheduler.prefix_caching:
@@ -58,13 +66,13 @@ def roll_back(engine: "Engine") -> bool:
     return True
 
 
-def _encode(engine: "Engine", group: int, source: list[int], target: list[int]) -> int:
+def _encode(engine: "Engine", basis: int, group: int, source: list[int], target: list[int]) -> int:
     """Encode full pages of an open class into pages of their final one; how many it did."""
     stack = engine.stack
     pool = stack.pool
     old = pool.classes[pool.page_class(source[0])]
     if stack.values is not None:
-        return _split(stack, stack.values, group, source, target)
+        return _split(stack, stack.values, basis, group, source, target)
     stack.store.recode(
         group,
         stack.store.gather(pool.offset[source], old),
@@ -72,6 +80,7 @@ def _encode(engine: "Engine", group: int, source: list[int], target: list[int]) 
         stack.specs.full[group],
         pool.offset[target],
         np.full(len(source), engine.config.cache.block_size, np.int64),
+        basis,
     )
     return len(source)
 
@@ -99,14 +108,19 @@ def _likeness(engine: "Engine", request: Request, group: int, pages: np.ndarray)
 
 
 def _split(
-    stack: "CacheStack", values: ValuesBelow, group: int, source: list[int], target: list[int]
+    stack: "CacheStack",
+    values: ValuesBelow,
+    basis: int,
+    group: int,
+    source: list[int],
+    target: list[int],
 ) -> int:
     """Encode full pages, their K into others and their V below; ends where V finds no room."""
     pool, store = stack.pool, stack.store
     old, both, alone = (
         pool.classes[pool.page_class(source[0])], stack.specs.joined[group], stack.specs.full[group]
     )  # fmt: skip
-    pages = store.encode(group, store.gather(pool.offset[source], old), old, both)
+    pages = store.encode(group, store.gather(pool.offset[source], old), old, both, basis)
     keys, below = (
         torch.zeros((len(source), spec.page_bytes), dtype=torch.uint8, device=store.device)
         for spec in (alone, both.part("v"))

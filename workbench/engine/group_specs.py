@@ -30,6 +30,7 @@ class GroupSpecs:
     open: list[PageSpec]
     exact: list[PageSpec]
     num_sinks: int = 0
+    own_basis: bool = False  # every full page may have to wait in the class of open ones
 
     @property
     def joined(self) -> list[PageSpec]:
@@ -45,10 +46,11 @@ class GroupSpecs:
         """Pages of each group that one request could have in an arena."""
         besides = Counter[PageSpec]()
         for full, unfilled in zip(self.full, self.open, strict=True):
-            if full != unfilled:
+            if full != unfilled and not self.own_basis:
                 besides[unfilled] += max_open_pages(config)
         besides.update(self.sinks(self.num_sinks))
-        most = fitting_pages(self.full, slab_bytes, num_slabs, besides)
+        held = self.open if self.own_basis else self.full
+        most = fitting_pages(held, slab_bytes, num_slabs, besides)
         below = self.most_values_pages(config)
         return most if below is None else min(most, below)
 
@@ -137,12 +139,12 @@ def group_specs(geometry: Geometry, config: EngineConfig, model: LoadedModel) ->
         _check_joined(spec)
         full.append(spec)
         waits = spec.k.grouped or spec.v.grouped
-        waits = waits or cache.residual_tokens > 0 or cache.outlier_pages > 0
+        waits = waits or cache.residual_tokens > 0 or cache.outlier_pages > 0 or cache.own_basis
         exact.append(group.page_spec(dim, cache.block_size, plain, plain))
         if cache.values == "dram":
             full[-1] = spec.part("k")
         unfilled.append(exact[-1] if waits else spec)
-    specs = GroupSpecs(full, unfilled, exact, sink_pages(config))
+    specs = GroupSpecs(full, unfilled, exact, sink_pages(config), cache.own_basis)
     refuse_unreadable(specs.distinct, kernel_rope(rope_mode(config)), str(model.decoder.device))
     return specs
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.cache.keys import next_key, tagged_key
 from workbench.engine.bounds_check import check_bounds
+from workbench.engine.own_bases import check_bases
 from workbench.engine.values_check import check_values
 from workbench.errors import IntegrityError
 from workbench.request import Request, RequestStatus
@@ -37,6 +38,7 @@ def verify(engine: "Engine") -> None:
     _check_bytes(engine)
     check_bounds(engine)
     check_values(engine)
+    check_bases(engine)
     if engine.byte_guard is not None:
         engine.byte_guard.verify(engine.stack)
     engine.hierarchy.check_integrity()

@@ -8,6 +8,7 @@ from kvkernels.common import rotate
 from kvkernels.layout import PageSpec
 from torch import Tensor
 
+from workbench.cache.block_state import kind_parts
 from workbench.cache.geometry import Group
 from workbench.cache.request_blocks import RequestBlocks
 from workbench.engine.runner import ForwardBatch
@@ -134,13 +135,13 @@ def stored_vectors(stack: "CacheStack", blocks: RequestBlocks, group: int) -> tu
     """K and V of a group's stored slots as its pages hold them, fp32 [stored_len, L, H, D] each."""
     pool, size, stored = stack.pool, blocks.block_size, int(blocks.stored_len[group])
     table = blocks.blocks(group)[: -(-stored // size)]
-    classes = pool.page_classes(table)
+    kinds = pool.page_kinds(table)
     planes: list[Tensor] = []
     for plane in ("k", "v"):
         parts, order = [], []
-        for cls in np.unique(classes).tolist():
-            pages = np.flatnonzero(classes == cls)
-            parts.append(_vectors(stack, group, table[pages], pool.classes[cls], plane))
+        for kind in np.unique(kinds).tolist():
+            pages, (cls, basis) = np.flatnonzero(kinds == kind), kind_parts(kind)
+            parts.append(_vectors(stack, group, table[pages], pool.classes[cls], plane, basis))
             order.append((pages[:, None] * size + np.arange(size)).ravel())
         back = np.argsort(np.concatenate(order))[:stored]
         joined = torch.cat(parts)
@@ -149,11 +150,11 @@ def stored_vectors(stack: "CacheStack", blocks: RequestBlocks, group: int) -> tu
 
 
 def _vectors(
-    stack: "CacheStack", group: int, blocks: np.ndarray, spec: PageSpec, plane: str
+    stack: "CacheStack", group: int, blocks: np.ndarray, spec: PageSpec, plane: str, basis: int
 ) -> Tensor:
     """One plane of blocks, fp32 [n * S, L, H, D], from wherever it lies."""
     if plane in spec.planes or stack.values is None:
-        return stack.store.vectors(group, stack.pool.offset[blocks], spec, plane)
+        return stack.store.vectors(group, stack.pool.offset[blocks], spec, plane, basis)
     below = spec.part(plane)
     pages = torch.empty((len(blocks), below.page_bytes), dtype=torch.uint8)
     for layer, part in enumerate(pages.split(below.layer_bytes, 1)):

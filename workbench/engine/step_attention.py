@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from kvkernels.api import AttentionResult, RopeTable, Scratch, StepTables, Timers
+from kvkernels.api import AttentionResult, FormatState, RopeTable, Scratch, StepTables, Timers
 from kvkernels.layout import PageSpec
 from torch import Tensor
 
@@ -105,7 +105,7 @@ class StepAttention:
             lengths = torch.linalg.vector_norm(k.float(), dim=-1)
             self.norms[layer_set.index].append(lengths)
         for tables, plan in plans:
-            state = store.step_state(layer_set.groups, self._classes[tables.cls])
+            state = self._state(layer_set, tables)
             target = plan.writes if isinstance(plan, SplitPlan) else plan
             if target is not None:
                 kernels.write_kv(store.arena, target, local, k, v, state)
@@ -180,7 +180,7 @@ class StepAttention:
     ) -> AttentionResult:
         tables, plan = planned
         store = self._store
-        arena, state = store.arena, store.step_state(layer_set.groups, self._classes[tables.cls])
+        arena, state = store.arena, self._state(layer_set, tables)
         if isinstance(plan, SplitPlan):
             arena = plan.read(local, self._timing.traffic)
             plan, local, state = plan.reads, 0, state.of_layer(local)
@@ -195,6 +195,11 @@ class StepAttention:
             partial=partial,
             each_head=self._each_head,
         )
+
+    def _state(self, layer_set: LayerSet, tables: ClassTables) -> FormatState:
+        """Calibration of the pages of some tables."""
+        spec = self._classes[tables.cls]
+        return self._store.step_state(layer_set.groups, spec, tables.basis)
 
     def _plan(self, tables: ClassTables, q_lens: np.ndarray, rows: np.ndarray) -> object:
         spec, split = self._classes[tables.cls], self._split

@@ -123,8 +123,8 @@ def split_changes(
     they store keys before RoPE, so does the full cache: else nothing could be recoded, and the
     context would be computed again. SettingError where that would change positions.
     """
-    if not exact_prefill:
-        return changes, {}
+    if not exact_prefill or replace_settings(EngineConfig(), changes).cache.own_basis:
+        return changes, {}  # keys wait exactly for a basis of their own
     full = full_changes(model)
     formats = {path: get_setting(replace_settings(EngineConfig(), changes), path)
                for path in FORMAT_PATHS}  # fmt: skip

@@ -23,7 +23,7 @@ LAB_SETTINGS = (
 QUALITY_SETTINGS = (
     "cache.block_size", "cache.grouping", "cache.k_format", "cache.v_format", "cache.layer_plan",
     "cache.kivi_group", "cache.residual_tokens", "cache.sink_tokens", "cache.outlier_pages",
-    "cache.rank", "cache.rank_heads", "cache.rank_plan", "cache.calibration",
+    "cache.rank", "cache.rank_heads", "cache.rank_plan", "cache.basis", "cache.calibration",
     *(path for path in all_settings() if path.startswith("retention.")),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from kvkernels.layout import PageSpec
 from kvkernels.pages import decode_pages
 from torch import Tensor
 
+from workbench.cache.block_state import kind_parts
 from workbench.engine.engine import Engine
 from workbench.request import Request
 
@@ -42,15 +43,15 @@ def stored_kv(engine: Engine, request: Request) -> tuple[Tensor, Tensor]:
         table = blocks.blocks(group.index)[: blocks.num_used_pages()[group.index]]
         places = torch.from_numpy(blocks.positions(group.index).astype(np.int64))
         heads = torch.tensor(group.kv_heads)
-        classes = manager.pool.page_classes(table)
-        for cls in np.unique(classes):
-            pages = np.flatnonzero(classes == cls)
+        kinds = manager.pool.page_kinds(table)
+        for kind in np.unique(kinds).tolist():
+            pages, (cls, basis) = np.flatnonzero(kinds == kind), kind_parts(kind)
             at = (pages[:, None] * size + np.arange(size)).ravel()
             held = at < len(places)
             slots = held.reshape(-1, size).sum(1)
             where = places[at[held]]
             spec, offsets = manager.pool.classes[cls], manager.pool.offset[table[pages]]
-            decoded = _decode(engine, group.index, spec, offsets, slots)
+            decoded = _decode(engine, group.index, spec, offsets, slots, basis)
             for plane, values in zip(planes, decoded, strict=True):
                 for index, layer in enumerate(group.layers):
                     plane[layer][where[:, None], heads] = values[index][torch.from_numpy(held)]
@@ -58,7 +59,7 @@ def stored_kv(engine: Engine, request: Request) -> tuple[Tensor, Tensor]:
 
 
 def _decode(
-    engine: Engine, group: int, spec: PageSpec, offsets: np.ndarray, slots: np.ndarray
+    engine: Engine, group: int, spec: PageSpec, offsets: np.ndarray, slots: np.ndarray, basis: int
 ) -> list[Tensor]:
     """K and V fp32 [L, pages * S, H, D] of a group's pages."""
     store = engine.stack.store
@@ -71,7 +72,7 @@ def _decode(
         arena,
         spec,
         sources,
-        store.state(group, spec),
+        store.state(group, spec, basis),
         wide,
         targets,
         store.state(group, wide),

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from workbench.layer_plan import parse_plan
 from workbench.settings.declare import Section, setting
-from workbench.settings.formats import KIVI_GROUPS, KV_FORMATS, KVQUANT_FORMATS
+from workbench.settings.formats import KIVI_GROUPS, KV_FORMATS, KVQUANT_FORMATS, LOW_RANK_FORMATS
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 GROUPINGS = ("model", "halves", "layer", "head")  # which layers and heads share a page
 EVICTION_ORDERS = ("lru", "fifo", "lfu", "slru", "arc", "cost-aware", "predictive")
 PREFIX_INDEXES = ("hash", "radix")  # how a text's cached prefix is found
+BASES = ("calibrated", "sequence")  # of low rank: measured of the model, or of each request's keys
 VALUE_PLACES = ("hbm", "dram")  # where V of full pages lies; K stays in HBM
 KVQUANT_SINKS = 5  # KVQuant (arXiv 2401.18079) keeps the first 1 to 5 tokens in fp16
 PROMPT_CACHING = ("automatic", "explicit")  # whatever is cached may be hit, or what was marked
@@ -47,6 +48,7 @@ class CacheSettings(Section, section="cache"):
     rank: int = setting(0, change="recode", dim="X", low=0, high=1024, unit="numbers (0 = half)")
     rank_plan: str = setting("", change="recode", dim="X")
     rank_heads: int = setting(1, change="recode", dim="X", low=1, high=64, unit="joined KV heads")
+    basis: str = setting("calibrated", change="rebuild", dim="X", choices=BASES)
     calibration: str = setting("needed", change="rebuild", dim="X")
     prompt_caching: str = setting("automatic", change="hot", dim="X", choices=PROMPT_CACHING)
     min_cacheable_tokens: int = setting(
@@ -67,6 +69,17 @@ class CacheSettings(Section, section="cache"):
         if self.sink_tokens >= 0:
             return self.sink_tokens
         return KVQUANT_SINKS if self.used_formats & set(KVQUANT_FORMATS) else 0
+
+    @property
+    def own_basis(self) -> bool:
+        """Whether each request's keys are stored in a basis of its own."""
+        return self.basis == "sequence" and bool(self.key_formats & set(LOW_RANK_FORMATS))
+
+    @property
+    def value_formats(self) -> set[str]:
+        """Every format that V can have."""
+        plan = parse_plan(self.layer_plan, KV_FORMATS)
+        return {self.v_format, *(formats[1] for formats in plan.values())}
 
     @property
     def key_formats(self) -> set[str]:

@@ -3,7 +3,12 @@
 from workbench.errors import SettingError
 from workbench.layer_plan import parse_plan, parse_ranks
 from workbench.settings.cache import CacheSettings
-from workbench.settings.formats import GROUPED_FORMATS, KV_FORMATS, PRE_ROPE_FORMATS
+from workbench.settings.formats import (
+    GROUPED_FORMATS,
+    KV_FORMATS,
+    LOW_RANK_FORMATS,
+    PRE_ROPE_FORMATS,
+)
 from workbench.settings.retention import RetentionSettings
 from workbench.settings.tiers import FLOAT_CODECS, TierSettings
 
@@ -34,6 +39,8 @@ def check_combinations(
             "cache.grouping = head gives each its own: choose layer, halves or model"
         )
     _check_page_options(cache, retention)
+    if cache.own_basis:
+        _check_own_basis(cache, retention)
     if cache.values == "dram":
         _check_values_below(cache, tiers, retention)
     _check_codec(cache, tiers)
@@ -95,6 +102,17 @@ def _check_values_below(
             f"{told}, which attention reads at once, but tiers.dram_throttle_mb_s = "
             f"{tiers.dram_throttle_mb_s:g} makes loads wait: choose 0"
         )
+
+
+def _check_own_basis(cache: CacheSettings, retention: RetentionSettings) -> None:
+    """Raise SettingError where a request cannot have a basis of its own."""
+    told = "cache.basis = sequence makes a basis of a request's keys"
+    for name in sorted(cache.value_formats & set(LOW_RANK_FORMATS)):
+        raise SettingError(
+            f"{told}, and V has none, so cache.v_format cannot be {name}: choose another, or "
+            "cache.basis = calibrated"
+        )
+    _check_whole_pages(cache, retention, f"{told} once the prompt is there")
 
 
 def _check_page_options(cache: CacheSettings, retention: RetentionSettings) -> None:

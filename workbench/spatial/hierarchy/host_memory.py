@@ -66,7 +66,8 @@ class HostMemory:
         if count * step < HUGE_PAGE_BYTES or count < 2:
             self._keep(aligned_empty(num_bytes))
             return
-        slab = mmap.mmap(-1, count * step)
+        # Private: what is shared lies in shared memory, which has no huge pages by default.
+        slab = mmap.mmap(-1, count * step, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without huge pages: small ones then
             slab.madvise(mmap.MADV_HUGEPAGE)
         for at in reversed(range(count)):

@@ -48,11 +48,11 @@ def measure(
     k, v = (torch.cat(planes[name], 1) for name in ("k", "v"))  # [L, T, H, D]
     tensors = {"k.top": top, "k.top_plain": k.abs().amax((1, 3)), "v.top": v.abs().amax((1, 3))}
     for name, x in (("k", k), ("v", v)):
-        for part, value in zip(("mean", "basis", "power"), _directions(x), strict=True):
+        for part, value in zip(("mean", "basis", "power"), directions(x), strict=True):
             tensors[f"{name}.{part}"] = value
         for count in joined_heads(*x.shape[2:]):
             joined = x.unflatten(2, (-1, count)).flatten(3)  # [L, T, H / count, count * D]
-            _, rows, power = _directions(joined)
+            _, rows, power = directions(joined)
             tensors[f"{name}.joint{count}"], tensors[f"{name}.joint_power{count}"] = rows, power
     tensors["k.low"], tensors["k.high"] = _channel_ranges(k)
     for name, places in (("k", _places_k(k, tensors)), ("v", _places_v(v))):
@@ -89,7 +89,7 @@ def _read(decoder: Decoder, token_ids: list[int]) -> tuple[Tensor, Tensor, Tenso
     return k_all, v_all, top
 
 
-def _directions(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def directions(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [L, H, D], principal directions as rows [L, H, D, D], and their mean squares."""
     wide = x.double().transpose(1, 2)  # [L, H, T, D]
     mean = wide.mean(2)

@@ -44,8 +44,8 @@ class SwapSpace:
         no tier takes one of them, none goes.
         """
         blocks = self.manager.requests.get(request.request_id)
-        if blocks is None or self.manager.contiguous:
-            return 0
+        if blocks is None or self.manager.contiguous or blocks.basis:
+            return 0  # pages in a basis of their own are of no use once it is gone
         pool = self.manager.pool
         used = blocks.num_used_pages()
         num_pages = int(used.max(initial=0))
