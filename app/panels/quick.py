@@ -1,12 +1,17 @@
 """The three buttons that show something at once, each undoable and each naming what to look at."""
 
+from pathlib import Path
+from typing import Any
+
 import streamlit as st
 
 from app.panels.act import apply_changes
 from app.panels.page import Page, current_page
 from app.panels.work import start_preset
+from workbench.model.fetch import cache_dir
 
 QUICK_DRAM_MIB, QUICK_DISK_MIB = 64.0, 256.0
+QUICK_SHARED_MIB, QUICK_OBJECT_MIB = 256.0, 1024.0
 
 
 def show_quick(page: Page) -> None:
@@ -63,8 +68,19 @@ def add_dram() -> None:
 
 
 def add_tier(page: Page, tier: str) -> None:
-    """Switch a lower tier on: "G2" (DRAM) or "G3" (disk)."""
-    if tier == "G3":
-        apply_changes(page, {"tiers.disk_mib": QUICK_DISK_MIB}, page.texts("quick.disk_look"))
-    else:
-        apply_changes(page, {"tiers.dram_mib": QUICK_DRAM_MIB}, page.texts("quick.dram_look"))
+    """Switch a lower tier on: G2 (DRAM), G3 (disk), G3.5 (a shared store) or G4 (objects)."""
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "G2": ({"tiers.dram_mib": QUICK_DRAM_MIB}, "quick.dram_look"),
+        "G3": ({"tiers.disk_mib": QUICK_DISK_MIB}, "quick.disk_look"),
+        "G3.5": ({"tiers.shared": "store", "tiers.shared_mib": QUICK_SHARED_MIB},
+                 "quick.shared_look"),
+        "G4": ({"tiers.object_url": str(object_folder()), "tiers.object_mib": QUICK_OBJECT_MIB},
+               "quick.object_look"),
+    }  # fmt: skip
+    what, look = changes[tier]
+    apply_changes(page, what, page.texts(look))
+
+
+def object_folder() -> Path:
+    """Where objects lie if nobody says where: a folder of this user's own."""
+    return cache_dir() / "objects"

@@ -9,6 +9,12 @@ from app.text.sentences import escape
 from workbench.tier_views import TiersReport
 
 SLOW_MB_S = 20.0
+THROTTLES = {
+    "G2": "tiers.dram_throttle_mb_s",
+    "G3": "tiers.disk_throttle_mb_s",
+    "G3.5": "tiers.shared_throttle_mb_s",
+    "G4": "tiers.object_throttle_mb_s",
+}
 
 
 def show_faults(page: Page, report: TiersReport | None) -> None:
@@ -48,12 +54,9 @@ def do_damage(kind: str) -> None:
 def slow_down() -> None:
     """Callback: throttle the tiers that are on; undo takes it back."""
     page = current_page()
-    tiers = page.engine.history.config.tiers
-    changes = {}
-    if tiers.dram_mib:
-        changes["tiers.dram_throttle_mb_s"] = SLOW_MB_S
-    if tiers.disk_mib:
-        changes["tiers.disk_throttle_mb_s"] = SLOW_MB_S
+    report = tiers_of(page)
+    on = [tier.name for tier in report.tiers if tier.enabled] if report is not None else []
+    changes = {THROTTLES[name]: SLOW_MB_S for name in on}
     apply_changes(page, changes, page.texts("tiers.slow_look"))
 
 

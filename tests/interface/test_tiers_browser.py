@@ -15,6 +15,8 @@ LADDER = """(() => {
   return rungs.map(n => n.innerText.replace(/\\s+/g, ' '));
 })()"""
 
+ADDED = {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}
+
 
 @pytest.fixture(scope="module")
 def tiers_tab(context: BrowserContext, dashboard: Dashboard) -> Iterator[Tab]:
@@ -28,14 +30,15 @@ def tiers_tab(context: BrowserContext, dashboard: Dashboard) -> Iterator[Tab]:
 
 def test_the_ladder_shows_each_tier_and_adds_one(tiers_tab: Tab) -> None:
     page = tiers_tab.page
-    page.wait_for_function(f"{LADDER}.length === 3")
-    first, second, _ = page.evaluate(LADDER)
+    page.wait_for_function(f"{LADDER}.length === 5")
+    first, second, *_ = page.evaluate(LADDER)
     assert first.startswith("G1") and "HBM" in first
     assert "off" in second
-    page.get_by_label("Add G2").locator("visible=true").first.click()
-    tiers_tab.wait_snapshot("s.tiers[1].enabled")
-    page.wait_for_function(f"{LADDER}[1].includes('free of 64')")
-    tiers_tab.settled()
+    for at, (name, told) in enumerate(ADDED.items(), 1):
+        page.get_by_label(f"Add {name}", exact=True).locator("visible=true").first.click()
+        tiers_tab.wait_snapshot(f"s.tiers[{at}].enabled")
+        page.wait_for_function(f"{LADDER}[{at}].includes('{told}')")
+        tiers_tab.settled()
 
 
 def test_a_fault_by_button_is_told(tiers_tab: Tab) -> None:

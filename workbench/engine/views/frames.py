@@ -14,6 +14,7 @@ from workbench.engine.views.cells import HbmCells, Planes, hbm_cells
 from workbench.engine.views.hardware import Hardware
 from workbench.engine.views.ledger import ledger
 from workbench.engine.views.tier_grids import TierGrids
+from workbench.engine.views.tier_report import medium_name
 from workbench.engine.views.token_blocks import token_blocks
 from workbench.snapshot import Snapshot, TierGrid, encode_frame
 from workbench.spatial.hierarchy.counters import TierStats
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 NUM_EVENTS = 60
 RATE_WINDOW_S = 2.0
 ALWAYS_SHOWN = ("G2", "G3")  # those below have a row while they are on
-MEDIA = {"disk": "disk", "store": "shared store", "valkey": "Valkey", "objects": "objects"}
 LEDGER_EVERY = 5  # frames
 
 
@@ -177,7 +177,7 @@ class FrameBuilder:
         cached = self.tiers.cells[stats.name].evictable_bytes if stats.on else 0
         return TierView(
             name=stats.name,
-            medium=MEDIA.get(stats.kind, "DRAM" if stats.name == "G2" else "disk"),
+            medium=medium_name(stats),
             enabled=stats.on,
             capacity_bytes=stats.capacity_bytes,
             used_bytes=stats.used_bytes - cached,

@@ -14,6 +14,8 @@ from workbench.tier_views import BlockMove, CostView, TierReport, TiersReport
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
+KINDS = {"disk": "disk", "store": "shared store", "valkey": "Valkey", "objects": "objects"}
+USUAL = {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}
 MOST_TRAVELLED = 40  # blocks offered where none is named
 
 
@@ -37,7 +39,7 @@ def tiers_report(engine: "Engine") -> TiersReport:
 def _tier(stats: TierStats, gain: TierGain) -> TierReport:
     return TierReport(
         name=stats.name,
-        medium=medium_name(stats.name),
+        medium=medium_name(stats),
         place=stats.place,
         enabled=stats.on,
         capacity_bytes=stats.capacity_bytes,
@@ -69,9 +71,9 @@ def _cost(fit: FitStats) -> CostView:
     )
 
 
-def medium_name(tier: str) -> str:
-    """What a tier's bytes lie on, in a word."""
-    return {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}.get(tier, tier)
+def medium_name(stats: TierStats) -> str:
+    """What a tier's bytes lie on, in a word; where it is off, what they would lie on."""
+    return KINDS.get(stats.kind) or USUAL.get(stats.name, stats.name)
 
 
 def journey(engine: "Engine", key: str) -> list[BlockMove]:
