@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
-from workbench.spatial.hierarchy.direct_io import DEPTH, DirectIo, IoCounts
+from workbench.spatial.hierarchy.direct_io import DirectIo, DiskWays, IoCounts
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
 from workbench.spatial.hierarchy.disk_record import Placed, max_runs, page_blocks
 from workbench.spatial.hierarchy.disk_space import (
     SMALLEST_PAGE_BLOCKS,
     DiskSpace,
-    largest_table_blocks,
     least_capacity_bytes,
     target_blocks,
     usable_bytes,
@@ -32,18 +31,7 @@ from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_errors import fault_reason
 from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
 
-FIRST_TABLE_SHARE = 4096  # of the file; enough for pages of 64 KiB
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
-
-
-@dataclass(frozen=True)
-class DiskWays:
-    """How to move bytes; what the kernel or the file system lacks is left out by itself."""
-
-    ring: bool = True
-    direct: bool = True
-    depth: int = DEPTH
-    coalesce: bool = True
 
 
 @dataclass(slots=True)
@@ -84,7 +72,7 @@ class DiskFile:
         self._closed = False
         try:
             self._file, self._direct = open_file(self.place, ways.direct)
-            self._io = DirectIo(self._file, ways.ring, ways.depth, ways.coalesce)
+            self._io = DirectIo(self._file, ways)
             self._transfers = DiskTransfers(self._io)
             self._table = DiskTable(self._io)
             self._start()
@@ -286,19 +274,7 @@ class DiskFile:
         return self._table.room >= num_pages or self._grow_table()
 
     def _grow_table(self) -> bool:
-        """Twice the table, or as much as there is room for; False if that is nothing."""
-        blocks = target_blocks(self.capacity_bytes)
-        largest = largest_table_blocks(blocks) - self._table.num_blocks
-        count = min(max(1, self._table.num_blocks, blocks // FIRST_TABLE_SHARE), largest)
-        while count > 0 and self._table.can_grow:
-            chunk = self._space.free.take(count)
-            if chunk is not None:
-                reason = self._table.add_chunk(chunk[0])
-                if reason:
-                    self._space.free.add(*chunk[0])
-                return not reason
-            count //= 2
-        return False
+        return self._table.grow(self._space.free, target_blocks(self.capacity_bytes))
 
     def _find_room(self, record: PageRecord) -> Placed | None:
         runs = max_runs(record)
