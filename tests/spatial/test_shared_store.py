@@ -549,6 +549,12 @@ def test_the_command(folder: Path) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(5) == 0
+    refused = subprocess.run(
+        [workbench, "store", "serve", "--address", "tcp://10.0.0.7:5000"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert "on another one" in refused.stderr and "Traceback" not in refused.stderr
 
 
 # ---- the index alone
