@@ -26,7 +26,7 @@ from workbench.spatial.hierarchy.disk_space import (
     usable_bytes,
 )
 from workbench.spatial.hierarchy.disk_table import DiskTable
-from workbench.spatial.hierarchy.disk_transfers import DiskTransfers
+from workbench.spatial.hierarchy.disk_transfers import DiskTransfers, Write
 from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_errors import fault_reason
 from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
@@ -116,18 +116,25 @@ class DiskFile:
         return page_blocks(record) * ALIGN
 
     def put(self, puts: Sequence[Put]) -> list[Done]:
-        """Write pages: their blocks first, then the entries that make them visible."""
-        done = [Done()] * len(puts)
+        """Write pages: their blocks first, then the entries that make them visible.
+
+        Room is found for a page while those before it are on their way.
+        """
+        done = [Done("over_cap")] * len(puts)
         writes: list[tuple[int, Placed]] = []
-        for number, put in enumerate(puts):
-            placed = self._find_room(put.record) if self._entries_for(len(writes) + 1) else None
-            if placed is None:
-                done[number] = Done("over_cap")
-            else:
-                writes.append((number, placed))
-        failed = self._transfers.write([(placed, puts[at].payload) for at, placed in writes])
-        written = [placed for row, (_, placed) in enumerate(writes) if row not in failed]
-        reason = self._publish(written)
+        while self._table.room < len(puts) and self._grow_table():
+            pass  # twice as many entries now
+
+        def placing() -> Iterator[Write]:
+            for number, put in enumerate(puts):
+                fits = self._table.room > len(writes)
+                placed = self._find_room(put.record) if fits else None
+                if placed is not None:
+                    writes.append((number, placed))
+                    yield placed, put.payload
+
+        failed = self._transfers.write(placing())
+        reason = self._publish([page for row, (_, page) in enumerate(writes) if row not in failed])
         for row, (number, placed) in enumerate(writes):
             if row in failed:
                 for run in placed.runs:
@@ -269,9 +276,6 @@ class DiskFile:
 
     def _fit(self) -> bool:
         return self._space.fit(target_blocks(self.capacity_bytes), self.capacity_bytes)
-
-    def _entries_for(self, num_pages: int) -> bool:
-        return self._table.room >= num_pages or self._grow_table()
 
     def _grow_table(self) -> bool:
         return self._table.grow(self._space.free, target_blocks(self.capacity_bytes))
