@@ -6,6 +6,8 @@ from app.text import Texts
 from workbench.config import all_settings
 from workbench.views import ApplyReport
 
+TIER_SIZES = ("tiers.dram_mib", "tiers.disk_mib", "tiers.shared_mib", "tiers.object_mib")
+
 
 def setting_label(texts: Texts, path: str) -> str:
     """Name of a setting as its knob shows it."""
@@ -21,7 +23,7 @@ def value_text(texts: Texts, path: str, value: Any) -> str:
         return texts("choice.on" if value else "choice.off")
     words = all_settings()[path].metadata["unit"].split(" ")
     unit = words[words[0] == "prefill"] if words[0] != "share" else ""
-    if value == 0 and path in ("tiers.dram_mib", "tiers.disk_mib"):
+    if value == 0 and path in TIER_SIZES:
         return texts("choice.off")
     number = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{number} {unit}".strip()

@@ -103,12 +103,16 @@ def cells_of(plan: Plan, tables: list[np.ndarray]) -> dict[str, np.ndarray]:
     return planes
 
 
+BELOW = ("G2", "G3", "G3.5", "G4")
+
+
 def snapshot_of(plan: Plan, tables: list[np.ndarray]) -> Snapshot:
     """The JSON half of the frame."""
     page, slab = 368_640, 2 * 1024 * 1024
     used = sum(len(t) for t in tables) * page
+    names = ("G1", *BELOW[: max(2, plan.tiers - 1)])  # G3.5 and G4 are told of while they are on
     grid = [TierGrid(name="G1", num_cells=plan.num_cells, slab_bytes=slab, slabs=plan.slabs)]
-    for name in ("G2", "G3")[: plan.tiers - 1]:
+    for name in BELOW[: plan.tiers - 1]:
         grid.append(TierGrid(name=name, num_cells=96, slab_bytes=0, slabs=[]))
     return Snapshot(
         seq=plan.tick,
@@ -121,7 +125,7 @@ def snapshot_of(plan: Plan, tables: list[np.ndarray]) -> Snapshot:
         weight_bytes=269_000_000,
         classes=[_page_class("bf16", page, 16.0), _page_class("int8", 194_400, 8.4)],
         grid=grid,
-        tiers=[_tier(name, i < plan.tiers, used) for i, name in enumerate(("G1", "G2", "G3"))],
+        tiers=[_tier(name, i < plan.tiers, used) for i, name in enumerate(names)],
         requests=_requests(plan, tables),
         num_running=len(tables),
         num_waiting=1 if tables else 0,
@@ -170,7 +174,7 @@ def frame_of(plan: Plan) -> bytes:
     tables = tables_of(plan)
     cells = [cells_of(plan, tables)]
     for index in range(plan.tiers - 1):
-        state = np.where(np.arange(96) < 40 * (2 - index), STATE_CACHED, 0).astype(np.uint8)
+        state = np.where(np.arange(96) < 40 * max(2 - index, 1), STATE_CACHED, 0).astype(np.uint8)
         blank = np.zeros(96, np.uint8)
         cells.append(dict(state=state, owner=blank + NO_OWNER, refs=blank, mass=blank, age=blank))
     joined = np.concatenate(tables) if tables else np.zeros(0, np.int32)
@@ -178,7 +182,8 @@ def frame_of(plan: Plan) -> bytes:
 
 
 def _tier(name: str, enabled: bool, used: int) -> TierView:
-    medium = {"G1": "HBM (CPU memory stands in)", "G2": "DRAM", "G3": "disk"}[name]
+    medium = {"G1": "HBM (CPU memory stands in)", "G2": "DRAM", "G3": "disk",
+              "G3.5": "shared store", "G4": "objects"}[name]  # fmt: skip
     return TierView(
         name=name,
         medium=medium,

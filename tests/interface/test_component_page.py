@@ -198,6 +198,16 @@ def test_no_requests_offers_to_start_some(browser: Browser) -> None:
         assert view.wait_command("start_workload")["workload"] == "shared_chat"
 
 
+def test_tiers_below_the_disk_have_a_row_while_they_are_on(browser: Browser) -> None:
+    rows = """[...document.querySelector('#stage').shadowRoot.querySelectorAll('.lower-tier')]
+      .filter(row => row.offsetHeight).map(row => row.querySelector('.tier-name').textContent)"""
+    with opened(browser, Plan(tiers=3)) as view:
+        for tiers in (3, 5, 3):
+            view.show(lambda tick, tiers=tiers: frame_of(Plan(tick=tick, tiers=tiers)))
+            view.settle()
+            assert view.page.evaluate(rows) == ["G2", "G3", "G3.5", "G4"][: tiers - 1]
+
+
 def test_loading_shows_progress(browser: Browser) -> None:
     with opened(browser, Plan(empty=True, state="loading")) as view:
         view.page.locator("#stage progress").wait_for()

@@ -1,81 +1,45 @@
-"""`workbench bench tiers` in small: hits after a restart, faults, and a trace with known rates."""
+"""`workbench bench tiers` at tiny sizes: every figure is there, and misses are called so."""
 
-import json
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from workbench.errors import RequestError
-from workbench.lab import fault_run, restart_bench
-from workbench.lab.fault_run import content, measure_faults
-from workbench.lab.figures import Figure
-from workbench.lab.restart_bench import measure_restart
-from workbench.lab.trace_replay import measure_trace, tails_first, touched_in_order
+from workbench.errors import RequestError, TierError
+from workbench.lab.disk_tier_bench import QUICK, DiskPlan, measure_disk, succeed
+from workbench.lab.host_copy_bench import in_turns, measure_copies, verdict
 
 
-def quiet(text: str) -> None:
-    """Nobody reads the progress."""
+def test_all_figures_at_tiny_sizes() -> None:
+    told: list[str] = []
+    both = [*measure_copies(told.append, quick=True), *measure_disk(told.append, QUICK)]
+    figures = {figure.name: figure for figure in both}
+    assert {
+        "host_memcpy_mb_s", "host_copy_share", "host_copy_share_verified", "disk_read_share",
+        "disk_write_share", "disk_write_ios_per_page", "disk_ios_per_page_page_first",
+        "disk_ios_per_page_layer_first", "disk_ring_gain_page_first", "disk_ring_gain_layer_first",
+        "disk_read_page_first_mb_s", "disk_read_layer_first_one_call_mb_s",
+    } <= set(figures)  # fmt: skip
+    assert figures["disk_ios_per_page_page_first"].value == 1
+    assert figures["disk_ios_per_page_layer_first"].value == 30
+    assert all(figure.value and figure.value > 0 for figure in figures.values())
+    assert len(told) == 4
 
 
-def by_name(figures: list[Figure]) -> dict[str, Figure]:
-    return {figure.name: figure for figure in figures}
+def test_a_miss_is_called_a_miss() -> None:
+    assert verdict(0.79, 0.8) == "asked at least 0.8: MISSED"
+    assert verdict(0.8, 0.8) == "asked at least 0.8: met"
 
 
-@pytest.mark.timeout(180)
-def test_a_new_process_finds_what_another_one_stored() -> None:
-    found = by_name(measure_restart(quiet, restart_bench.QUICK))
-    for tier in ("g3", "g35", "g4"):
-        assert found[f"restart_hit_share_{tier}"].value == 1
-        assert found[f"restart_logits_equal_{tier}"].value == 1
-        ratio = found[f"{tier}_ttft_ratio_gate_off"].value
-        assert ratio is not None and ratio > 0
+def test_who_goes_first_changes() -> None:
+    order: list[str] = []
+    runs = {name: lambda name=name: order.append(name) for name in "abc"}  # type: ignore[misc]
+    seconds = in_turns(runs, 2)
+    assert "".join(order) == "abc" + "abc" + "bca"
+    assert [len(each) for each in seconds.values()] == [2, 2, 2]
 
 
-@pytest.mark.timeout(180)
-def test_nothing_wrong_is_read_and_nothing_lost_under_faults(tmp_path: Path) -> None:
-    found = by_name(measure_faults(quiet, tmp_path, fault_run.QUICK))
-    assert found["fault_wrong_bytes"].value == 0
-    assert found["fault_lost_requests"].value == 0
-    assert found["fault_uncounted"].value == 0
-    assert "a killed store" in found["fault_wrong_bytes"].note
-
-
-def test_pages_of_different_keys_share_no_word() -> None:
-    first, second = content(1, 4096), content(2, 4096)
-    assert not np.isin(first.view(np.uint64), second.view(np.uint64)).any()
-
-
-def naive_lru(requests: list[list[int]], capacity: int) -> float:
-    order: list[int] = []
-    hits = total = 0
-    for block in (block for request in requests for block in request):
-        total += 1
-        if block in order:
-            hits += 1
-            order.remove(block)
-        elif len(order) == capacity:
-            order.pop(0)
-        order.append(block)
-    return hits / total
-
-
-def test_the_pool_in_the_traces_order_is_an_lru_list() -> None:
-    rng = np.random.default_rng(3)
-    requests = [rng.zipf(1.4, size=rng.integers(1, 9)).clip(max=60).tolist() for _ in range(300)]
-    for capacity in (1, 4, 16, 64):
-        assert touched_in_order(requests, capacity) == naive_lru(requests, capacity)
-    assert 0 < tails_first(requests, 16) <= 1
-
-
-def test_a_trace_without_published_rates_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    rows = [{"timestamp": t, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2 + t]}
-            for t in range(8)]  # fmt: skip
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    found = by_name(measure_trace(quiet, path))
-    assert found["trace_oracle_error"].value is None
-    assert "no hit rates are published for own" in found["trace_oracle_error"].note
-    assert found["trace_hit_rate_1000"].value == found["trace_hit_rate_infinite"].value == 7 / 16
-    with pytest.raises(RequestError, match="cannot be read"):
-        measure_trace(quiet, tmp_path / "none.jsonl")
+def test_sizes_and_places_that_cannot_be() -> None:
+    for size in (0, 15, 10**6):
+        with pytest.raises(RequestError, match=f"--file-mib {size}: give 16 to 65536"):
+            DiskPlan(file_mib=size)
+    with pytest.raises(TierError, match="the disk tier cannot write to"):
+        measure_disk(lambda text: None, DiskPlan(file_mib=16, path="/proc/none"))
+    succeed([])

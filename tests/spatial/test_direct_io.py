@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce, address, aligned_empty, round_up
-from workbench.spatial.hierarchy.direct_io import MAX_IO_BYTES, DirectIo, Piece, Ring, gather
+from workbench.spatial.hierarchy.direct_io import (
+    MAX_IO_BYTES,
+    DirectIo,
+    DiskWays,
+    Piece,
+    Ring,
+    gather,
+)
 from workbench.spatial.hierarchy.host_memory import HostMemory
 
 BLOCKS = 256
@@ -80,7 +87,7 @@ def test_every_way_moves_the_same_bytes(
     path = tmp_path_factory.mktemp("io") / "file"
     path.write_bytes(bytes(BLOCKS * ALIGN))
     descriptor = os.open(path, os.O_RDWR | os.O_DIRECT)
-    io = DirectIo(descriptor, bool(ring), depth, bool(coalesce))
+    io = DirectIo(descriptor, DiskWays(bool(ring), True, depth, bool(coalesce)))
     source, target = aligned_empty(100 * ALIGN), aligned_empty(100 * ALIGN)
     source[:] = np.random.default_rng(seed).integers(0, 256, source.nbytes, dtype=np.uint8)
     assert io.run(pieces_at(blocks, source), write=True) == {}
@@ -96,7 +103,7 @@ def test_every_way_moves_the_same_bytes(
 
 @pytest.mark.parametrize("use_ring", [True, False])
 def test_only_the_pieces_behind_the_end_fail(file: int, use_ring: bool) -> None:
-    io = DirectIo(file, use_ring)
+    io = DirectIo(file, DiskWays(use_ring))
     os.ftruncate(file, 5 * ALIGN + 100)
     memory = aligned_empty(8 * ALIGN)
     blocks = [2, 3, 4, 5, 6, 40, 0]
@@ -108,7 +115,7 @@ def test_only_the_pieces_behind_the_end_fail(file: int, use_ring: bool) -> None:
 @pytest.mark.parametrize("use_ring", [True, False])
 def test_faults_are_words(file: int, use_ring: bool, tmp_path: Path) -> None:
     read_only = os.open(tmp_path / "file", os.O_RDONLY | os.O_DIRECT)
-    io = DirectIo(read_only, use_ring)
+    io = DirectIo(read_only, DiskWays(use_ring))
     memory = aligned_empty(8 * ALIGN)
     memory[:] = 9
     assert io.run(pieces_at([1, 5], memory), write=True) == {0: "io_error", 1: "io_error"}
@@ -123,7 +130,7 @@ def test_faults_are_words(file: int, use_ring: bool, tmp_path: Path) -> None:
     assert failed == {} or (memory[1:ALIGN] == before[1:ALIGN]).all()
     io.close()
     full = os.open("/dev/full", os.O_RDWR)
-    io = DirectIo(full, use_ring)
+    io = DirectIo(full, DiskWays(use_ring))
     assert io.run(pieces_at([1, 5], memory), write=True) == {0: "disk_full", 1: "disk_full"}
     io.close()
     os.close(full)
@@ -131,7 +138,7 @@ def test_faults_are_words(file: int, use_ring: bool, tmp_path: Path) -> None:
 
 
 def test_without_a_ring_the_way_says_so(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DirectIo(file, use_ring=False).way == "preadv"
+    assert DirectIo(file, DiskWays(ring=False)).way == "preadv"
     monkeypatch.setitem(sys.modules, "liburing", None)  # as where there is no such package
     io = DirectIo(file)
     assert io.way == "preadv"
@@ -151,7 +158,7 @@ def test_this_machine_has_a_ring_or_its_kernel_forbids_it(file: int) -> None:
 
 def test_waiting_lets_other_threads_run(file: int) -> None:
     """The ring's calls hold Python's lock, so waiting is done elsewhere."""
-    io = DirectIo(file, depth=4, coalesce=False)
+    io = DirectIo(file, DiskWays(depth=4, coalesce=False))
     memory = aligned_empty(BLOCKS * ALIGN)
     pieces = pieces_at(list(range(BLOCKS)), memory)
     turns, stop = [0], threading.Event()

@@ -28,7 +28,8 @@ from tests.spatial.media import (
 from workbench.errors import TierError
 from workbench.spatial.hierarchy import disk_faults
 from workbench.spatial.hierarchy.aligned import ALIGN, address, aligned_empty
-from workbench.spatial.hierarchy.disk_file import LEAST_CAPACITY_BYTES, DiskFile, DiskWays
+from workbench.spatial.hierarchy.direct_io import DiskWays
+from workbench.spatial.hierarchy.disk_file import LEAST_CAPACITY_BYTES, DiskFile
 from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.medium import Get, Put
 

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.spatial.media import CANARY, key_of, page_of, private_key, put_of
 from workbench.spatial.hierarchy import disk_faults
-from workbench.spatial.hierarchy.disk_file import LEAST_CAPACITY_BYTES, DiskFile, DiskWays
+from workbench.spatial.hierarchy.direct_io import DiskWays
+from workbench.spatial.hierarchy.disk_file import LEAST_CAPACITY_BYTES, DiskFile
 from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.medium import Get, Put, is_private
 

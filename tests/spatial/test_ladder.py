@@ -122,6 +122,21 @@ def test_a_shared_tier_is_asked_and_answers_later(harness, tmp_path):
     assert two.load(keys[:3]) == ["G4"] * 3
 
 
+def test_a_pool_of_others_is_shared_and_evicts_for_itself(harness):
+    own = harness(0, 0, shared="valkey", shared_mib=16.0)
+    address = f"unix://{own.h.mover.ladder.tiers[1].medium._process.socket_path}"
+    guest = harness(0, 0, shared="valkey", shared_address=address, shared_mib=3.5 * PAGE_MIB)
+    fill(own, 2)
+    keys = [guest.key(number) for number in range(2)]
+    known(guest, keys)
+    assert guest.load(keys) == ["G3.5"] * 2
+    fill(guest, 6, first=2)  # more than the guest may know of
+    assert len(held(guest, "G3.5")) < 6
+    keys = [guest.key(number) for number in range(8)]
+    known(own, keys)
+    assert own.load(keys) == ["G3.5"] * 8, "what the guest forgot is still there"
+
+
 def test_an_answer_holds_for_a_short_time(harness, tmp_path):
     clock = ManualClock()
     one, two = (

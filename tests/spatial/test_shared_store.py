@@ -125,16 +125,21 @@ def test_a_private_store_starts_and_ends_with_its_client() -> None:
 def test_a_private_store_dies_with_an_engine_that_is_killed() -> None:
     script = (
         "from workbench.spatial.hierarchy.shared_store import SharedStoreClient\n"
-        "client = SharedStoreClient('', 1 << 20)\nprint(client.pid, flush=True)\ninput()"
+        "client = SharedStoreClient('', 1 << 20)\n"
+        "print(client.pid, client._companion.folder, flush=True)\ninput()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as engine:
         assert engine.stdout is not None
-        pid = int(engine.stdout.readline())
-        assert Path(f"/proc/{pid}").exists()
+        pid, folder = engine.stdout.readline().decode().split()
+        assert Path(f"/proc/{pid}").exists() and Path(folder).exists()
+        SharedStoreClient("", 1 << 20).close(keep=False)
+        assert Path(folder).exists()  # its engine lives
         engine.kill()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), 5)
+    SharedStoreClient("", 1 << 20).close(keep=False)  # the next one tidies up
+    assert not Path(folder).exists()
 
 
 def test_a_private_store_that_was_killed_comes_back() -> None:
@@ -544,6 +549,12 @@ def test_the_command(folder: Path) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(5) == 0
+    refused = subprocess.run(
+        [workbench, "store", "serve", "--address", "tcp://10.0.0.7:5000"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert "on another one" in refused.stderr and "Traceback" not in refused.stderr
 
 
 # ---- the index alone
@@ -597,6 +608,25 @@ def test_every_block_has_one_user_and_leased_blocks_stay(steps: list[tuple[str, 
     index.sweep(now_s + 1000)
     index.check()
     assert index.usage(owner).used_bytes == 0
+
+
+def test_removed_pages_make_room_at_once_and_leased_ones_do_not() -> None:
+    owner, put = b"o" * 16, numbered(1, 3 * BLOCK)
+    index = StoreIndex(4, StoreLimits(), lambda runs: encode_header(put.record))
+    name = storage_name(put.record.key, owner)
+
+    def store() -> str:
+        slot = index.allocate(name, total_bytes(put.record), False, owner, 0.0)
+        return slot.reason or index.commit(slot.ticket, True, owner, 0.0)
+
+    assert store() == ""
+    assert index.remove(name) and store() == ""  # no sweep in between
+    lease = index.acquire(name, 3.0, 0.0)
+    assert index.remove(name) and store() == "full"
+    assert index.acquire(name, 3.0, 0.0).reason == "gone"
+    index.release(lease.ticket)
+    assert store() == ""
+    assert index.allocate(b"n" * 32, 5 * BLOCK, False, owner, 0.0).reason == "too_large"
 
 
 def blocks_of(runs: protocol.Runs) -> set[int]:

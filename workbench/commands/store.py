@@ -35,8 +35,8 @@ def serve(
     address = address or default_address()
     try:
         limits = StoreLimits(ttl_s=ttl_s)
-        typer.echo(f"serving {mib:g} MiB at {address} (Ctrl-C ends it)")
-        run(address, mib, limits, watch_stdin=False)
+        line = f"serving {mib:g} MiB at {address} (Ctrl-C ends it)"
+        run(address, mib, limits, on_ready=lambda: typer.echo(line))
     except (MediumFault, ValueError) as error:
         raise TierError(str(error)) from None
 

@@ -14,7 +14,8 @@ from workbench.lab.bench_runs import median
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import NUM_SLICES, PAGE_BYTES, in_turns, verdict
 from workbench.spatial.hierarchy.aligned import ALIGN, aligned_empty
-from workbench.spatial.hierarchy.disk_file import DiskFile, DiskWays
+from workbench.spatial.hierarchy.direct_io import DiskWays
+from workbench.spatial.hierarchy.disk_file import DiskFile
 from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.host_memory import HostMemory
 from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put

@@ -1,5 +1,8 @@
 """A process that a medium starts for itself, and that ends with it whatever happens to us."""
 
+import contextlib
+import fcntl
+import os
 import shutil
 import subprocess
 import tempfile
@@ -8,20 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _SHUTDOWN_S = 3.0
+_LOCK = "alive"
 
 
 class Companion:
-    """Runs a command with a private folder (mode 0700) of its own; `command(folder)` names it.
+    """Runs a command beside a private folder (mode 0700), whose name begins with `prefix`.
 
     Its standard input is a pipe that ends when this process does, by whatever signal: the command
-    has to watch it. OSError if the folder or the process cannot be made.
+    has to watch it. Folders that killed processes left are removed by the next one. OSError if the
+    folder or the process cannot be made.
     """
 
     def __init__(self, prefix: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=prefix))
         self.process: subprocess.Popen[bytes] | None = None
+        making = self.folder / "making"
+        self._lock = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        making.rename(self.folder / _LOCK)  # nobody sees it unlocked while we live
+        _sweep(self.folder.parent, prefix)
         self._running: list[subprocess.Popen[bytes]] = []
-        self._finalizer = weakref.finalize(self, _end, self._running, self.folder)
+        self._finalizer = weakref.finalize(self, _end, self._running, self.folder, self._lock)
 
     @property
     def log_file(self) -> Path:
@@ -72,6 +82,20 @@ def _stop(running: list["subprocess.Popen[bytes]"]) -> None:
             process.wait()
 
 
-def _end(running: list["subprocess.Popen[bytes]"], folder: Path) -> None:
+def _end(running: list["subprocess.Popen[bytes]"], folder: Path, lock: int) -> None:
     _stop(running)
     shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def _sweep(root: Path, prefix: str) -> None:
+    """Remove folders of this user whose process is gone: the kernel has unlocked them."""
+    for folder in root.glob(prefix + "*"):
+        with contextlib.suppress(OSError):  # vanished, locked, or another user's
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -48,20 +48,32 @@ class IoCounts:
         return self.num_reads + self.num_writes
 
 
+@dataclass(frozen=True)
+class DiskWays:
+    """How to move bytes; what the kernel or the file system lacks is left out by itself.
+
+    `ring`: io_uring at `depth`, else one system call an I/O. `direct`: past the page cache.
+    `coalesce`: whether pieces that follow each other are gathered.
+    """
+
+    ring: bool = True
+    direct: bool = True
+    depth: int = DEPTH
+    coalesce: bool = True
+
+
 class DirectIo:
     """Runs batches of pieces on an open file; one thread at a time.
 
-    `use_ring`: False forces one system call an I/O. `coalesce`: whether adjacent pieces are
-    gathered. Nothing here raises for a fault of the file: `run` returns it.
+    Nothing here raises for a fault of the file: `run` returns it.
     """
 
-    def __init__(
-        self, file: int, use_ring: bool = True, depth: int = DEPTH, coalesce: bool = True
-    ) -> None:
+    def __init__(self, file: int, ways: DiskWays | None = None) -> None:
+        ways = ways or DiskWays()
         self.counts = IoCounts()
         self._file = file
-        self._coalesce = coalesce
-        self._ring = Ring.open(depth) if use_ring else None
+        self._coalesce = ways.coalesce
+        self._ring = Ring.open(ways.depth) if ways.ring else None
 
     @property
     def way(self) -> str:

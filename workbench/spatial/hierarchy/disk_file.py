@@ -14,36 +14,24 @@ from dataclasses import dataclass
 
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
-from workbench.spatial.hierarchy.direct_io import DEPTH, DirectIo, IoCounts
+from workbench.spatial.hierarchy.direct_io import DirectIo, DiskWays, IoCounts
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
 from workbench.spatial.hierarchy.disk_record import Placed, max_runs, page_blocks
 from workbench.spatial.hierarchy.disk_space import (
     SMALLEST_PAGE_BLOCKS,
     DiskSpace,
-    largest_table_blocks,
     least_capacity_bytes,
     target_blocks,
     usable_bytes,
 )
 from workbench.spatial.hierarchy.disk_table import DiskTable
-from workbench.spatial.hierarchy.disk_transfers import DiskTransfers
+from workbench.spatial.hierarchy.disk_transfers import DiskTransfers, Write
 from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_errors import fault_reason
 from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
 
-FIRST_TABLE_SHARE = 4096  # of the file; enough for pages of 64 KiB
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
-
-
-@dataclass(frozen=True)
-class DiskWays:
-    """How to move bytes; what the kernel or the file system lacks is left out by itself."""
-
-    ring: bool = True
-    direct: bool = True
-    depth: int = DEPTH
-    coalesce: bool = True
 
 
 @dataclass(slots=True)
@@ -84,7 +72,7 @@ class DiskFile:
         self._closed = False
         try:
             self._file, self._direct = open_file(self.place, ways.direct)
-            self._io = DirectIo(self._file, ways.ring, ways.depth, ways.coalesce)
+            self._io = DirectIo(self._file, ways)
             self._transfers = DiskTransfers(self._io)
             self._table = DiskTable(self._io)
             self._start()
@@ -128,18 +116,25 @@ class DiskFile:
         return page_blocks(record) * ALIGN
 
     def put(self, puts: Sequence[Put]) -> list[Done]:
-        """Write pages: their blocks first, then the entries that make them visible."""
-        done = [Done()] * len(puts)
+        """Write pages: their blocks first, then the entries that make them visible.
+
+        Room is found for a page while those before it are on their way.
+        """
+        done = [Done("over_cap")] * len(puts)
         writes: list[tuple[int, Placed]] = []
-        for number, put in enumerate(puts):
-            placed = self._find_room(put.record) if self._entries_for(len(writes) + 1) else None
-            if placed is None:
-                done[number] = Done("over_cap")
-            else:
-                writes.append((number, placed))
-        failed = self._transfers.write([(placed, puts[at].payload) for at, placed in writes])
-        written = [placed for row, (_, placed) in enumerate(writes) if row not in failed]
-        reason = self._publish(written)
+        while self._table.room < len(puts) and self._grow_table():
+            pass  # twice as many entries now
+
+        def placing() -> Iterator[Write]:
+            for number, put in enumerate(puts):
+                fits = self._table.room > len(writes)
+                placed = self._find_room(put.record) if fits else None
+                if placed is not None:
+                    writes.append((number, placed))
+                    yield placed, put.payload
+
+        failed = self._transfers.write(placing())
+        reason = self._publish([page for row, (_, page) in enumerate(writes) if row not in failed])
         for row, (number, placed) in enumerate(writes):
             if row in failed:
                 for run in placed.runs:
@@ -282,23 +277,8 @@ class DiskFile:
     def _fit(self) -> bool:
         return self._space.fit(target_blocks(self.capacity_bytes), self.capacity_bytes)
 
-    def _entries_for(self, num_pages: int) -> bool:
-        return self._table.room >= num_pages or self._grow_table()
-
     def _grow_table(self) -> bool:
-        """Twice the table, or as much as there is room for; False if that is nothing."""
-        blocks = target_blocks(self.capacity_bytes)
-        largest = largest_table_blocks(blocks) - self._table.num_blocks
-        count = min(max(1, self._table.num_blocks, blocks // FIRST_TABLE_SHARE), largest)
-        while count > 0 and self._table.can_grow:
-            chunk = self._space.free.take(count)
-            if chunk is not None:
-                reason = self._table.add_chunk(chunk[0])
-                if reason:
-                    self._space.free.add(*chunk[0])
-                return not reason
-            count //= 2
-        return False
+        return self._table.grow(self._space.free, target_blocks(self.capacity_bytes))
 
     def _find_room(self, record: PageRecord) -> Placed | None:
         runs = max_runs(record)

@@ -13,7 +13,10 @@ from workbench.spatial.hierarchy.disk_record import (
     Placed,
     encode_superblock,
 )
-from workbench.spatial.hierarchy.extents import Run
+from workbench.spatial.hierarchy.disk_space import largest_table_blocks
+from workbench.spatial.hierarchy.extents import Extents, Run
+
+FIRST_SHARE = 4096  # of the file's blocks; enough for pages of 64 KiB
 
 
 class DiskTable:
@@ -41,11 +44,6 @@ class DiskTable:
     def room(self) -> int:
         """Entries that can be set before another chunk is needed."""
         return len(self._freed) + len(self._blocks) * ENTRIES_PER_BLOCK - self._next
-
-    @property
-    def can_grow(self) -> bool:
-        """Whether the superblock has room for another chunk."""
-        return len(self.chunks) < MAX_CHUNKS
 
     def load(self, chunks: list[Run]) -> bool:
         """Read a table that is there; False if the file ends before it does."""
@@ -80,6 +78,20 @@ class DiskTable:
                 self.entries = self._memory.view(ENTRY)
                 return next(iter(failed.values()))
         return ""
+
+    def grow(self, free: Extents, file_blocks: int) -> bool:
+        """Take twice the blocks, or as many as there is room for; False if that is none."""
+        largest = largest_table_blocks(file_blocks) - self.num_blocks
+        count = min(max(1, self.num_blocks, file_blocks // FIRST_SHARE), largest)
+        while count > 0 and len(self.chunks) < MAX_CHUNKS:
+            chunk = free.take(count)
+            if chunk is not None:
+                reason = self.add_chunk(chunk[0])
+                if reason:
+                    free.add(*chunk[0])
+                return not reason
+            count //= 2
+        return False
 
     def set(self, placed: Placed, used: int) -> int:
         """Name a page's header in a free entry (there must be one); returns the entry's number."""

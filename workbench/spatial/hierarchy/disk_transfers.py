@@ -4,7 +4,8 @@ payload  |------ whole blocks, as they are ------|--tail--|        header  |----
                                                   copied                    built
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +21,13 @@ Read = tuple[Placed, int, np.ndarray]  # page, offset in its payload, destinatio
 _Copy = tuple[memoryview, memoryview]  # destination, where its bytes will have been read to
 
 
+@dataclass(slots=True)
+class _Wave:
+    """What is written together begins with `next`, which becomes what did not fit."""
+
+    next: tuple[int, Write] | None
+
+
 class DiskTransfers:
     """Moves batches; those whose bounced parts fit the buffer together go to the file together."""
 
@@ -27,26 +35,35 @@ class DiskTransfers:
         self.bounce = Bounce(BOUNCE_BYTES)
         self._io = io
 
-    def write(self, writes: Sequence[Write]) -> dict[int, str]:
-        """Write headers and payloads; returns the fault's word of each number that failed."""
+    def write(self, writes: Iterable[Write]) -> dict[int, str]:
+        """Write headers and payloads; returns the fault's word of each number that failed.
+
+        `writes` may be a generator: a page is asked for while those before it are on their way. It
+        is not to use the file itself.
+        """
         failed: dict[int, str] = {}
-        order = sorted(range(len(writes)), key=lambda at: writes[at][0].runs[0])
-        straight = [address(payload) % ALIGN == 0 for _, payload in writes]
-        needs = [
-            ALIGN + round_up(payload.nbytes % ALIGN if aligned else payload.nbytes)
-            for aligned, (_, payload) in zip(straight, writes, strict=True)
-        ]
-        for wave in self._waves(order, needs):
-            pieces = (
-                piece
-                for at in wave
-                for piece in _scatter(
-                    writes[at][0].runs, 0, self._page_views(*writes[at], straight[at]), at
-                )
-            )
-            failed |= self._io.run(pieces, write=True)
+        rest = enumerate(writes)
+        first = next(rest, None)
+        while first is not None:
+            wave = _Wave(first)
+            failed |= self._io.run(self._page_pieces(wave, rest), write=True)
             self.bounce.reset()
+            first = wave.next
         return failed
+
+    def _page_pieces(self, wave: "_Wave", rest: Iterator[tuple[int, Write]]) -> Iterator[Piece]:
+        """Pieces of pages whose bounced parts fit the buffer together; `wave.next` is the next."""
+        used = 0
+        while wave.next is not None:
+            number, (placed, payload) = wave.next
+            straight = address(payload) % ALIGN == 0
+            need = ALIGN + round_up(payload.nbytes % ALIGN if straight else payload.nbytes)
+            if used and used + need > self.bounce.capacity_bytes:
+                return
+            self.bounce.ensure(need)
+            used += need
+            yield from _scatter(placed.runs, 0, self._page_views(placed, payload, straight), number)
+            wave.next = next(rest, None)
 
     def read(self, reads: Sequence[Read]) -> dict[int, str]:
         """Read ranges of payloads; returns the fault's word of each number that failed."""

@@ -166,7 +166,10 @@ class MediumCalls:
         self, reason: str, record: PageRecord, buffer: np.ndarray
     ) -> tuple[str, PageRecord | None]:
         """On a shared medium another engine may have put the page of this key in its own way."""
-        found = self.medium.probe([record.key])[0]
+        try:
+            found = self.medium.probe([record.key])[0]
+        except MediumFault:
+            found = None
         if found is None or found == record or found.page_bytes != record.page_bytes:
             return reason, None
         return self._read([found], [buffer])[0][0], found

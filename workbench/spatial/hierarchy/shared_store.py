@@ -57,7 +57,7 @@ class SharedStoreClient:
         address: str = "",
         capacity_bytes: int = 0,
         *,
-        timeout_s: float = 1.0,
+        timeout_s: float = 2.0,
         lease_ms: int = 0,
         pace: Callable[[int], None] | None = None,
     ) -> None:

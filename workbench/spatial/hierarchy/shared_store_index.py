@@ -105,6 +105,9 @@ class StoreIndex:
         if not 0 < blocks <= self.num_blocks:
             return Slot("too_large")
         runs = self._free.take(blocks, MAX_RUNS)
+        if runs is None:
+            self._free_leaving(now_s)
+            runs = self._free.take(blocks, MAX_RUNS)
         while runs is None:
             if not self._evict_one(now_s):
                 return Slot("full")
@@ -251,7 +254,6 @@ class StoreIndex:
         self._pages.move_to_end(page.name)
 
     def _evict_one(self, now_s: float) -> bool:
-        self._free_leaving(now_s)
         for page in self._pages.values():
             if page.held_until_s <= now_s and not page.in_use(now_s):
                 self.num_evicted += 1

@@ -202,9 +202,16 @@ def _somebody_listens(path: str) -> bool:
         return probe.connect_ex(path) == 0
 
 
-def run(address: str, capacity_mib: float, limits: StoreLimits, watch_stdin: bool) -> None:
+def run(
+    address: str,
+    capacity_mib: float,
+    limits: StoreLimits,
+    watch_stdin: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
     """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault)."""
     server = StoreServer(address, capacity_mib, limits)
+    on_ready()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     server.serve(sys.stdin.fileno() if watch_stdin else None)
