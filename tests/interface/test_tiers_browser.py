@@ -36,7 +36,7 @@ def test_the_ladder_shows_each_tier_and_adds_one(tiers_tab: Tab) -> None:
     assert "off" in second
     for at, (name, told) in enumerate(ADDED.items(), 1):
         page.get_by_label(f"Add {name}", exact=True).locator("visible=true").first.click()
-        tiers_tab.wait_snapshot(f"s.tiers[{at}].enabled")
+        tiers_tab.wait_snapshot(f"s.tiers.some((t) => t.name === '{name}' && t.enabled)")
         page.wait_for_function(f"{LADDER}[{at}].includes('{told}')")
         tiers_tab.settled()
 

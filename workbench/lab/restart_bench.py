@@ -100,6 +100,7 @@ def _settings(plan: RestartPlan) -> dict[str, Any]:
         "scheduling.token_budget": plan.prompt_tokens,
         "scheduling.chunk_tokens": plan.prompt_tokens,
         "tiers.write": "through",
+        "tiers.dram_mib": plan.store_mib,  # what is written through waits here for the medium
     }
 
 

@@ -4,6 +4,8 @@ import { attrs, h, keyed, paced, setAttr, setClass, setSpan, setText } from "./d
 import { rate } from "./format.js";
 import { TierBar } from "./tiers.js";
 
+const NAMES = ["G1", "G2", "G3", "G3.5", "G4"];
+const OFF = { enabled: false, in_bytes_per_s: 0, out_bytes_per_s: 0, hits: 0, misses: 0, num_entries: 0, note: "" };
 const LEAST_FULL_BYTES_PER_S = 1e6; // a trickle should not fill the whole width
 
 export class Ladder {
@@ -21,9 +23,15 @@ export class Ladder {
   update() {
     const frame = this.context.store.shown;
     if (!frame || document.hidden) return;
-    const { tiers } = frame.snap;
+    const tiers = NAMES.map((name) => frame.snap.tiers.find((t) => t.name === name) ?? this.missing(name));
     const most = Math.max(LEAST_FULL_BYTES_PER_S, ...tiers.flatMap((t) => [t.in_bytes_per_s, t.out_bytes_per_s]));
     keyed(this.node, tiers, (tier) => tier.name, (tier) => this.rung(tier), (node, tier) => node.kvwShow(tier, most));
+  }
+
+  // A tier that is off and has no place in the frame.
+  missing(name) {
+    const medium = this.context.words(`ladder.medium.${name}`);
+    return { ...OFF, name, medium };
   }
 
   // One tier with the flow between it and the tier above.
