@@ -17,7 +17,7 @@ from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, PREFETCHES, WRITES
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
-    "cache.hbm_budget_mib": (0.125, 0.25),
+    "cache.hbm_budget_mib": (0.1875, 0.25),
     "cache.block_size": (4, 8, 16),
     "cache.grouping": GROUPINGS,
     "cache.k_format": ("bf16", "fp32", "fp8_e4m3", "int8", "lowrank"),
@@ -31,7 +31,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cache.kivi_group": (0, 8),
     "cache.residual_tokens": (0, 10),
     "cache.sink_tokens": (0, 10),
-    "cache.outlier_pages": (0, 1),
+    "cache.outlier_pages": (0, 2),
     "cache.partial_hits": (False, True),
     "cache.index": PREFIX_INDEXES,
     "cache.prompt_caching": PROMPT_CACHING,

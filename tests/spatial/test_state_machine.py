@@ -160,7 +160,9 @@ class Tiers(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.h.clear()
-        self.stored.clear()
+        self.stored -= set(PRIVATE)
+        if not os.path.exists(os.path.join(self.folder.name, "objects")):
+            self.stored.clear()  # objects outlive a tier that was off meanwhile
 
     @rule(
         what=st.sampled_from(

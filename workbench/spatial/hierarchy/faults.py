@@ -53,7 +53,6 @@ def inject(hierarchy: Hierarchy, kind: str, rng: np.random.Generator) -> Injecte
         assert entry.buffer is not None
         entry.buffer[int(rng.integers(entry.page_bytes))] ^= np.uint8(1 << int(rng.integers(8)))
     elif isinstance(disk.medium, DiskFile):
-        disk.io.wait_idle(None)  # its thread alone knows where pages lie
         with contextlib.suppress(OSError, KeyError, IndexError):  # an earlier fault damaged it
             _damage(disk.medium, entry, kind, rng)
     return InjectedFault(kind, entry.key)
