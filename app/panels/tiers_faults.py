@@ -46,7 +46,7 @@ def do_damage(kind: str) -> None:
         name = page.texts.get(f"tiers.fault.{kind}", kind)
         if not key:
             return page.texts("tiers.nothing_to_damage", fault=name)
-        return page.texts("tiers.damaged", fault=name, key=key[:12])
+        return page.texts("tiers.damaged", fault=name, block=key[:12])
 
     attempt(page, run)
 

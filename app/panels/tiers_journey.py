@@ -34,10 +34,10 @@ def show_journey(page: Page) -> None:
         ).strip()
     moves = _moves(page, typed or chosen)
     if not moves:
-        st.caption(escape(texts("tiers.unknown_block", key=typed)))
+        st.caption(escape(texts("tiers.unknown_block", block=typed)))
         return
     if len({move.key for move in moves}) > 1:
-        st.caption(escape(texts("tiers.several_blocks", key=typed)))
+        st.caption(escape(texts("tiers.several_blocks", block=typed)))
         moves = [move for move in moves if move.key == moves[0].key]
     names = [tier.name for tier in page.snapshot.tiers] if page.snapshot else []
     st.plotly_chart(

@@ -77,3 +77,11 @@ def test_a_journey_of_no_moves_draws_an_empty_picture() -> None:
     texts = load_texts()
     moves: list[BlockMove] = []
     assert len(journey_figure(texts, moves, ["G1"]).data) == 1
+
+
+def test_damage_names_the_block_that_was_hit(owner: engine_owner.EngineOwner) -> None:
+    assert owner.client.tiers().tiers[0].num_entries > 0  # left by the test before
+    app = checked(opened().button(key="fault_corrupt_dram").click().run())
+    assert "Done: flip a bit in DRAM (" in words(app)
+    typed = checked(app.text_input(key="tiers_hash").set_value("zz").run())
+    assert "No block that moved lately has a hash that begins with zz." in words(typed)

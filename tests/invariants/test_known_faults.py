@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from tests.engine.harness import Runner, assert_idle, assert_naive, build, model, pages, tokens
-from workbench.cache.keys import CacheIdentity, TierKey, next_key, tagged_key
+from workbench.cache.keys import CacheIdentity, TierKey, key_text, next_key, tagged_key
 from workbench.cache.kv_cache_manager import PrefixHit
 from workbench.cache.tier import Lookup
 from workbench.clock import ManualClock
 from workbench.request import Request, RequestSpec, RequestStatus
 from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
-from workbench.spatial.hierarchy.mover import key_text
 from workbench.temporal.scheduling import order
 from workbench.temporal.scheduling.fetcher import MIN_DEADLINE_S
 from workbench.temporal.scheduling.order import MAX_DISPLACED

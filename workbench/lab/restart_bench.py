@@ -113,7 +113,7 @@ def _figures(
         result.fetched is not None
         and result.resident is not None
         and _hit(result) == most
-        and result.fetched.logits == result.resident.logits != b""
+        and result.fetched.logits == result.resident.logits != ""
         for result in free
     )
     accepted = sum(_hit(result) == most for result in gated)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from workbench.cache.codec import CodedRow
-from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.keys import TierKey, key_text
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.spatial.hierarchy.bandwidth import TransferFit
@@ -23,19 +23,13 @@ from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, slice_
 from workbench.spatial.hierarchy.held import HeldCompletions
 from workbench.spatial.hierarchy.host_memory import HostMemory, Staging
 from workbench.spatial.hierarchy.ladder import SLOW, Ladder
+from workbench.spatial.hierarchy.page_copy import copy_hashed
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 from workbench.spatial.hierarchy.throttle import TokenBucket
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 G2 = "G2"
 TIERS_BELOW = (G2, *SLOW)  # HBM, which is G1
-
-
-def key_text(key: TierKey) -> str:
-    """A key for people and events: hex, or request, epoch, group and index."""
-    if isinstance(key, PrivateKey):
-        return f"{key.request_id}/{key.epoch}/{key.group}/{key.index}"
-    return key.hex()
 
 
 class Mover:
@@ -79,12 +73,11 @@ class Mover:
     ) -> bool:
         """Copy a page into the first tier that takes it."""
         start_s = self.clock.now_s()
-        checksums = slice_checksums(page, num_slices)
-        entry = self.new_dram_entry(key, page.nbytes, checksums, coded)
+        entry = self.new_dram_entry(key, page.nbytes, (), coded)
         if entry is None:
-            return self._store_below(key, page, checksums, coded)
+            return self._store_below(key, page, slice_checksums(page, num_slices), coded)
         assert entry.buffer is not None
-        entry.buffer[:] = page
+        entry.checksums = copy_hashed(page, entry.buffer, num_slices)
         seconds = self.clock.now_s() - start_s
         self.counters[G2].stored(page.nbytes, seconds)
         ready_at_s = self.dram_bucket.reserve(page.nbytes, start_s)
