@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 RESULTS ?= out/bench
 
 # Every `workbench bench NAME`; those that need environments of their own (tests/peers) come last.
-BENCHES := decode model prefix capacity ui quality codecs reuse attention-shapes tiers peers quality-peers
+BENCHES := decode model prefix capacity ui quality codecs reuse attention-shapes tiers devices peers quality-peers
 
 # The first Python on the path that is new enough; python3 otherwise, so that preflight can say why not.
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \

@@ -24,7 +24,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
     for command in (
         decode, model, prefix, capacity, peers, ui, quality, quality_peers, reuse, codecs,
-        attention_shapes, tiers,
+        attention_shapes, tiers, devices,
     ):  # fmt: skip
         app.command(command.__name__.replace("_", "-"))(command)
     return app
@@ -78,6 +78,11 @@ def codecs(as_json: JsonOption = False, quick: QuickOption = False) -> None:
 def attention_shapes(as_json: JsonOption = False, quick: QuickOption = False) -> None:
     """Bytes per token of one layer with 9, 3 and 1 KV heads, and with a latent (MLA)."""
     measure_and_print("workbench.lab.attention_shapes_bench", as_json=as_json, quick=quick)
+
+
+def devices(as_json: JsonOption = False, quick: QuickOption = False) -> None:
+    """A decoder shared by KV head, by layer and by expert, beside one process."""
+    measure_and_print("workbench.lab.devices_bench", as_json=as_json, quick=quick)
 
 
 def tiers(
