@@ -4,14 +4,16 @@ import dataclasses
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 from workbench.cache.keys import PrivateKey
 from workbench.cache.tier import Lookup
-from workbench.clock import ManualClock
+from workbench.clock import ManualClock, RealClock
 from workbench.errors import SettingError, TierError
 from workbench.settings.tiers import TierSettings
 from workbench.spatial.hierarchy.admission import DECAY_S, Frequency, TinyLfu
+from workbench.spatial.hierarchy.hierarchy import Hierarchy
 from workbench.spatial.hierarchy.patience import RETRY_S
 from workbench.spatial.hierarchy.slow_tier import KNOWN_FOR_S
 
@@ -415,3 +417,17 @@ def test_tiers_are_switched_on_and_off_live(harness, tmp_path):
     t.settle()
     assert {2, 3} <= held(t, "G4"), "objects outlive the tier"
     t.h.check_integrity(strict=True)
+
+
+def test_more_than_can_be_on_its_way_is_copied_down_all_the_same(tmp_path):
+    size, count = 2**20, 60  # 32 MiB at a time may be on their way
+    settings = TierSettings(
+        dram_mib=64.0, disk_mib=80.0, disk_path=str(tmp_path), disk_keep=True, write="through"
+    )
+    with Hierarchy(settings, size, RealClock(), lambda kind, data: None) as hierarchy:
+        for number in range(count):
+            page = np.full(size, number, np.uint8)
+            assert hierarchy.store(number.to_bytes(32, "little"), page, 1)
+        assert hierarchy.wait_io(60.0)
+        assert len(hierarchy.entries("G3")) == count
+        hierarchy.check_integrity()

@@ -129,7 +129,8 @@ def _figures(
         ),
         Figure(
             name=f"{name}_gate_accepts", value=accepted,
-            note=f"of {len(gated)} runs with the gate on",
+            note=f"of {len(gated)} runs with the gate on; hit tokens {[_hit(r) for r in gated]}, "
+            f"refused {[r.num_gated for r in gated]}",
         ),
         Figure(
             name=f"{name}_ttft_ratio", value=_ttft_s(gated) / computed_s,

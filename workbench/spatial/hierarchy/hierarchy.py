@@ -229,15 +229,13 @@ class Hierarchy:
 
     def wait_io(self, timeout_s: float = 10.0) -> bool:
         """Block until no transfer is queued or moving, or the time is up; True if none is."""
-        ladder, done = self.mover.ladder, True
-        for _ in range(
-            len(ladder.tiers) + 1
-        ):  # what comes up from one tier may go down to the next
-            done = ladder.wait_idle(timeout_s)
+        ladder, clock = self.mover.ladder, self.mover.clock
+        until_s = clock.now_s() + timeout_s
+        while True:  # what comes up from one tier may go down to the next
+            done = ladder.wait_idle(max(0.0, until_s - clock.now_s()))
             self.mover.advance()
-            if not done or not ladder.num_pending:
-                break
-        return done
+            if not done or not ladder.num_pending or clock.now_s() >= until_s:
+                return done
 
     def close(self) -> None:
         """End all loads, join the threads, delete what is not kept; twice is harmless."""

@@ -7,6 +7,7 @@ A victim's room is given away at once: its tier's thread reads and deletes it be
 takes its place is written. What no tier takes is gone, which is counted.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class Ladder:
             for name in SLOW
         )
         self.admission: Admission = Presence()
+        self._owed: deque[tuple[SlowTier, Entry]] = deque()  # copies that wait for room to move
 
     @property
     def num_pending(self) -> int:
@@ -83,20 +85,32 @@ class Ladder:
         return None
 
     def copy_down(self, entry: Entry) -> None:
-        """Write a page of DRAM's to every tier that takes it and lacks it; DRAM keeps it."""
-        mover, buffer = self._mover, entry.buffer
-        for at, tier in enumerate(self.tiers):
-            room = mover.staging.capacity_bytes - tier.copying_bytes  # a slow tier pushes back
-            if buffer is None or entry.page_bytes > room:
-                continue
-            if tier.table.get(tier.edge.key_of(entry)) is not None:
-                continue
-            below = self._entry(at, entry)
-            if below is None:
-                continue
-            mover.dram.pin(entry)
+        """Write a page of DRAM's to every tier that takes it and lacks it; DRAM keeps it.
+
+        A tier that has enough on its way already gets it later, unless DRAM evicts it first.
+        """
+        self._owed += [(tier, entry) for tier in self.tiers if tier.on]
+        self._pay()
+
+    def _pay(self) -> None:
+        """Begin the copies that there is room for, in the order in which they were asked for."""
+        room = self._mover.staging.capacity_bytes
+        for _ in range(len(self._owed)):
+            tier, entry = self._owed.popleft()
+            if tier.copying_bytes and tier.copying_bytes + entry.page_bytes > room:
+                self._owed.append((tier, entry))
+            else:
+                self._copy(tier, entry)
+
+    def _copy(self, tier: SlowTier, entry: Entry) -> None:
+        buffer = entry.buffer
+        if buffer is None or entry.removed or tier.table.get(tier.edge.key_of(entry)) is not None:
+            return
+        below = self._entry(self.tiers.index(tier), entry)
+        if below is not None:
+            self._mover.dram.pin(entry)
             tier.copying_bytes += entry.page_bytes
-            self.write(tier, below, buffer, lambda tier=tier: self._copied(tier, entry))  # type: ignore[misc]
+            self.write(tier, below, buffer, lambda: self._copied(tier, entry))
 
     def write(
         self, tier: SlowTier, entry: Entry, buffer: np.ndarray, give: Callable[[], None]
@@ -149,9 +163,11 @@ class Ladder:
         return all(idle)
 
     def drain(self) -> None:
-        """Let finished transfers take effect."""
+        """Let finished transfers take effect, and those begin that waited for them."""
         for tier in self.tiers:
             tier.io.drain()
+        if self._owed:
+            self._pay()
 
     def settle(self, tier: SlowTier) -> None:
         """End a tier's transfers, those that a throttle holds too."""
