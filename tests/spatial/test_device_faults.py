@@ -128,3 +128,21 @@ def test_micro_batches_overlap_the_ranks() -> None:
         group.free([0])
         group.generate([[1] * 200] * 4, 8)
         assert group.report().overlap > 0.02
+
+
+def test_an_interrupted_step_ends_the_ranks() -> None:
+    """Else the next question would get this one's reply."""
+    group = DeviceGroup(DENSE, tensor_parallel(ARCH, 2), GroupOptions(delays_s=(0, 60)))
+    ids = group.process_ids
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            group.step({0: [1, 2, 3]})
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert gone(ids)

@@ -1,5 +1,8 @@
 """Placements, the experts' arithmetic, a rank's cache and the formulas: no process is started."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from kvkernels.layout import PageSpec
@@ -11,7 +14,8 @@ from workbench.model.naive import causal_attend, naive_logits
 from workbench.model.random_model import random_decoder
 from workbench.spatial.devices.formulas import expected_bytes, wire_bytes
 from workbench.spatial.devices.group import GroupOptions
-from workbench.spatial.devices.moe import MoeArch, expert_tensors, route
+from workbench.spatial.devices.moe import expert_tensors, route
+from workbench.spatial.devices.moe_arch import MoeArch
 from workbench.spatial.devices.placement import (
     Placement,
     experts,
@@ -202,3 +206,8 @@ def test_balance_and_overlap() -> None:
     assert overlap_of([[(0, 2)], [(1, 3)]]) == pytest.approx(1 / 3)
     assert overlap_of([[(0, 1)], [(1, 2)]]) == 0.0
     assert overlap_of([[], []]) == 0.0
+
+
+def test_a_page_can_show_a_report_without_torch() -> None:
+    code = "import sys, workbench.spatial.devices.report as _; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -26,7 +26,7 @@ from workbench.spatial.devices.sources import ModelSource, one_process
 TINY = ModelArch("random", 4, 96, 6, 3, 16, 128, 256)
 SMOL = ModelArch("random", 30, 576, 9, 3, 64, 1536, 49152, tie_embeddings=True)
 MOE_BASE = ModelArch("random", 8, 512, 8, 4, 64, 768, 8192, qk_norm=True)
-NUM_PROMPTS, PROMPT_TOKENS, MICRO_BATCHES = 8, 32, 4
+NUM_PROMPTS, PROMPT_TOKENS, MICRO_BATCHES = 8, 32, 2
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Contestant:
     one: str  # the name of its one-process counterpart
     group: DeviceGroup
     rates: list[float] = field(default_factory=list)
+    prompt_rates: list[float] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)
     report: DeviceReport | None = None
 
@@ -97,9 +98,11 @@ def _prompts(arch: ModelArch) -> list[list[int]]:
 
 
 def _round(each: Contestant, new: int) -> None:
-    """Decode all prompts together; keeps the rate of the steps after the prompts."""
+    """Decode all prompts together; keeps the rates of the prompts' step and of those after it."""
     clock, group = RealClock(), each.group
+    begun = clock.now_s()
     tokens = group.step(dict(enumerate(_prompts(group.arch)))).tokens
+    each.prompt_rates.append(NUM_PROMPTS * PROMPT_TOKENS / (clock.now_s() - begun))
     texts = [[token] for token in tokens]
     group.report(reset=True)
     begun = clock.now_s()
@@ -134,11 +137,18 @@ def _figures(each: Contestant, one: Contestant, difference: float, label: str) -
     report, name = each.report, each.name
     assert report is not None
     cores, rate = len(os.sched_getaffinity(0)), max(each.rates)
-    machine = f"{report.num_ranks} process(es) of one thread on {cores} cores, {report.backend}"
+    prompt_rate = max(each.prompt_rates)
+    machine = (
+        f"{report.num_ranks} process(es) of one thread on {cores} cores, {report.backend}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
     figures = [
         Figure(name=f"{name}_tokens_per_s", value=rate, unit="1/s",
                note=f"{label}, fp32, {NUM_PROMPTS} sequences; {machine}; best of "
                     f"{len(each.rates)}; {rate / max(one.rates):.3g} times one process"),
+        Figure(name=f"{name}_prompt_tokens_per_s", value=prompt_rate, unit="1/s",
+               note=f"{NUM_PROMPTS} prompts of {PROMPT_TOKENS} tokens in one step; "
+                    f"{prompt_rate / max(one.prompt_rates):.3g} times one process"),
         Figure(name=f"{name}_logit_difference", value=difference,
                note="largest, to the whole decoder without a cache, fp32, all rows of a prompt"),
     ]  # fmt: skip
@@ -163,6 +173,12 @@ def _shared_figures(name: str, report: DeviceReport) -> list[Figure]:
         figures.append(
             Figure(name=f"{name}_{kind}_bytes_per_token", value=value, unit="B", note=note)
         )
+        calls = sum(rank.traffic[kind].calls for rank in report.ranks)
+        spent = sum(rank.traffic[kind].seconds for rank in report.ranks)
+        figures.append(
+            Figure(name=f"{name}_{kind}_ms", value=1000 * spent / calls, unit="ms",
+                   note="mean of a call, waiting for others included")
+        )  # fmt: skip
     waits = [rank.comm_s / report.wall_s for rank in report.ranks]
     figures += [
         Figure(name=f"{name}_communication_share", value=max(waits),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from workbench.model.arch import ModelArch
-from workbench.spatial.devices.moe import MoeArch
+from workbench.spatial.devices.moe_arch import MoeArch
 from workbench.spatial.devices.placement import Placement
 from workbench.spatial.devices.report import RankReport
 

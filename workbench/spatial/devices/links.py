@@ -9,25 +9,14 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from workbench.clock import Clock
+from workbench.spatial.devices.report import Traffic
 
 KINDS = ("all_reduce", "send", "all_to_all", "all_to_all_counts")
-
-
-class Traffic(msgspec.Struct):
-    """What one rank handed to one kind of collective: calls, bytes, and seconds until it was done.
-
-    The seconds hold the wait for slower ranks. Bytes of an all-to-all are those for other ranks.
-    """
-
-    calls: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
 
 
 class Links:
@@ -91,6 +80,7 @@ class Links:
         """Wait for a send or a receive, on the clock of the sends."""
         begun = self.clock.now_s()
         work.wait()
+        self._synchronize()
         self.traffic["send"].seconds += self.clock.now_s() - begun
 
     def exchange_counts(self, counts: Tensor, held: Sequence[int]) -> Tensor:
@@ -119,9 +109,12 @@ class Links:
         return out
 
     def _count(self, kind: str, num_bytes: int, begun: float) -> None:
-        if self.device != "cpu":
-            torch.cuda.synchronize()  # else a collective on a GPU would seem to take no time
+        self._synchronize()
         traffic = self.traffic[kind]
         traffic.calls += 1
         traffic.num_bytes += num_bytes
         traffic.seconds += self.clock.now_s() - begun
+
+    def _synchronize(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()  # else a collective on a GPU would seem to take no time

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.model.arch import ModelArch
-from workbench.spatial.devices.moe import MoeArch
+from workbench.spatial.devices.moe_arch import MoeArch
 
 Kind = Literal["tensor", "pipeline", "experts"]
 Parts = tuple[tuple[int, ...], ...]

@@ -151,15 +151,17 @@ class RankWorker:
         return Answer(numbers, tokens, best.values.tolist(), raw)
 
     def _chunks(self, step: Step) -> list[Chunk]:
-        """This rank's pieces in micro-batches; every rank makes equally many."""
+        """This rank's pieces, in a pipeline in micro-batches; every rank makes equally many."""
         numbered, number = [], 0
         for piece in step.pieces:
             rows = len(piece.tokens) if step.every_row else 1
             numbered.append((piece, range(number, number + rows)))
             number += rows
-        if self._setup.placement.kind == "experts":
+        kind = self._setup.placement.kind
+        if kind == "experts":
             ranks, rank = self._links.num_ranks, self._links.rank
             numbered = [pair for pair in numbered if pair[0].sequence % ranks == rank]
+        if kind != "pipeline":
             return [self._chunk(numbered)]
         count = min(step.micro_batches, len(numbered))
         return [self._chunk(numbered[a.start : a.stop]) for a in shares(len(numbered), count)]

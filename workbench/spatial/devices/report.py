@@ -1,13 +1,26 @@
-"""What came of sharing the work: bytes by kind, balance, and where each rank's time went."""
+"""What came of sharing the work: bytes by kind, balance, and where each rank's time went.
+
+No tensors here, so that a page can show it.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from workbench.spatial.devices.links import Traffic
 from workbench.spatial.devices.placement import max_over_mean
 
 Spans = Sequence[tuple[float, float]]
+
+
+class Traffic(msgspec.Struct):
+    """What one rank handed to one kind of collective: calls, bytes, and seconds until it was done.
+
+    The seconds hold the wait for slower ranks. Bytes of an all-to-all are those for other ranks.
+    """
+
+    calls: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
 
 
 class RankReport(msgspec.Struct, kw_only=True):

@@ -24,7 +24,8 @@ from workbench.model.weights import (
 )
 from workbench.spatial.devices.exchange import ExchangedBlock
 from workbench.spatial.devices.links import Links
-from workbench.spatial.devices.moe import Experts, MoeArch, MoeBlock, expert_tensors
+from workbench.spatial.devices.moe import Experts, MoeBlock, expert_tensors
+from workbench.spatial.devices.moe_arch import MoeArch
 from workbench.spatial.devices.placement import Placement, shares
 from workbench.spatial.devices.sources import ModelSource, moe_weights
 from workbench.spatial.devices.stage import Stage

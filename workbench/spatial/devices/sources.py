@@ -12,7 +12,8 @@ from workbench.model.assemble import assemble, fingerprint_of
 from workbench.model.decoder import Decoder, DecoderWeights, Layer
 from workbench.model.store import ConvertedStore, StoredWeights
 from workbench.model.weights import DenseLinear, Embedding
-from workbench.spatial.devices.moe import Experts, MoeArch, MoeBlock, NoGate, expert_tensors
+from workbench.spatial.devices.moe import Experts, MoeBlock, NoGate, expert_tensors
+from workbench.spatial.devices.moe_arch import MoeArch
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,6 +79,27 @@ class Workers:
         """
         if not self.alive:
             raise DeviceError(f"the ranks have ended before {what}: make a new group")
+        try:
+            replies, lost = self._await(questions, timeout_s)
+        except BaseException:  # interrupted: a later question would get this one's reply
+            self._kill()
+            raise
+        late = [rank for rank in range(len(questions)) if rank not in replies and rank not in lost]
+        failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failed)}
+        if lost or failed or late:
+            error = self._error(sorted(lost), failed, late, timeout_s, what)
+            self._kill()
+            raise error
+        return [replies[rank] for rank in range(len(questions))]
+
+    def close(self) -> None:
+        """End every process and remove the folder; twice is harmless."""
+        self._finalizer()
+
+    def _await(
+        self, questions: Sequence[Question], timeout_s: float
+    ) -> tuple[dict[int, Reply], set[int]]:
+        """Replies by rank, and the ranks whose pipe has ended; others were late."""
         lost: set[int] = set()
         for rank, question in enumerate(questions):
             try:
@@ -104,19 +125,13 @@ class Workers:
                     replies[rank] = self._decoder.decode(self._pipes[rank].recv_bytes())
                 except (EOFError, OSError):
                     lost.add(rank)
-        late = [rank for rank in range(len(questions)) if rank not in replies and rank not in lost]
-        failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failed)}
-        if lost or failed or late:
-            error = self._error(sorted(lost), failed, late, timeout_s, what)
-            for process in self._processes:
-                process.kill()  # they may be waiting for a rank that is gone
-            self.close()
-            raise error
-        return [replies[rank] for rank in range(len(questions))]
+        return replies, lost
 
-    def close(self) -> None:
-        """End every process and remove the folder; twice is harmless."""
-        self._finalizer()
+    def _kill(self) -> None:
+        """End every process at once: they may be waiting for a rank that is gone."""
+        for process in self._processes:
+            process.kill()
+        self.close()
 
     def _start(self, rank: int) -> None:
         ours, theirs = Pipe()
