@@ -82,7 +82,7 @@ from workbench.spatial.devices.sources import ModelSource
 arch = ModelArch("random", 4, 96, 6, 3, 16, 128, 256)
 options = GroupOptions(delays_s=(0, 60))
 group = DeviceGroup(ModelSource(arch=arch), tensor_parallel(arch, 2), options)
-print(*group.process_ids, flush=True)
+print(group._workers.folder, *group.process_ids, flush=True)
 group.step({0: [1, 2, 3]})
 """
 
@@ -92,11 +92,12 @@ def test_ranks_end_with_a_killed_parent(repo_root: Path) -> None:
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=repo_root, text=True
     )
     assert parent.stdout is not None
-    ids = [int(word) for word in parent.stdout.readline().split()]
-    assert len(ids) == 2
+    folder, *words = parent.stdout.readline().split()
+    ids = [int(word) for word in words]
+    assert len(ids) == 2 and Path(folder).is_dir()
     parent.kill()
     parent.wait()
-    assert gone(ids)
+    assert gone(ids) and not Path(folder).exists()
 
 
 @pytest.mark.parametrize(("kind", "slow"), [("tensor", 1), ("pipeline", 0), ("experts", 1)])

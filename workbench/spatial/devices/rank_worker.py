@@ -1,9 +1,10 @@
 """The process of one rank: answers its parent's questions until the pipe ends.
 
-Started as `python -m workbench.spatial.devices.rank_worker FD` by `workers`.
+Started as `python -m workbench.spatial.devices.rank_worker FD FOLDER` by `workers`.
 """
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -214,9 +215,9 @@ class RankWorker:
         )
 
 
-def main(descriptor: int) -> int:
-    """Serve the parent on an inherited pipe; the exit status."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def main(descriptor: int, folder: str) -> int:
+    """Serve the parent on an inherited pipe; the exit status. `folder` is the parent's."""
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     torch.set_num_threads(1)
     pipe = Connection(descriptor)
     decoder = msgspec.msgpack.Decoder(Question)
@@ -243,11 +244,12 @@ def main(descriptor: int) -> int:
         raise
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     """Standard input is a pipe that ends with the parent, even when this rank waits for others."""
     os.read(0, 1)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(3)
 
 
 if __name__ == "__main__":
-    os._exit(main(int(sys.argv[1])))  # torch's own way out takes a second
+    os._exit(main(int(sys.argv[1]), sys.argv[2]))  # torch's own way out takes a second

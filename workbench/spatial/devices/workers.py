@@ -139,7 +139,7 @@ class Workers:
             self._pipes.append(ours)
             # A session of its own keeps Ctrl-C in the terminal ours.
             process = subprocess.Popen(
-                [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno())],
+                [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()), str(self.folder)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
