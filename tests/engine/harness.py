@@ -56,6 +56,15 @@ def spec(prompt: list[int], max_tokens: int = 16, **more: Any) -> RequestSpec:
     )
 
 
+def page_formats(engine: Engine, request_id: str, group: int = 0) -> list[str]:
+    """The K format of each page of a request that holds slots."""
+    stack = engine.stack
+    blocks = stack.manager.requests[request_id]
+    used = -(-int(blocks.stored_len[group]) // engine.config.cache.block_size)
+    return [stack.pool.classes[cls].k_format
+            for cls in stack.pool.page_classes(blocks.table[group, :used])]  # fmt: skip
+
+
 class Runner:
     """Steps an engine, checks it after each step, and keeps what it said."""
 

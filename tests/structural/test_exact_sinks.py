@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.harness import Runner, assert_naive, build, model, tokens
+from tests.engine.harness import Runner, assert_naive, build, model, page_formats, tokens
 from workbench.cache.filling import Filling, GroupClasses
-from workbench.engine.engine import Engine
 from workbench.errors import SettingError
 from workbench.model.fetch import cached_path
 from workbench.model.load import load_model
@@ -23,15 +22,6 @@ SIZE = 8
 def settings(name: str = "kvquant2", sinks: int = 5, **more: Any) -> dict[str, Any]:
     return {"cache.k_format": name, "cache.v_format": name, "cache.block_size": SIZE,
             "cache.sink_tokens": sinks, "cache.hbm_budget_mib": 0.5} | more  # fmt: skip
-
-
-def page_formats(engine: Engine, request_id: str, group: int = 0) -> list[str]:
-    """The K format of each page of a request that holds slots."""
-    stack = engine.stack
-    blocks = stack.manager.requests[request_id]
-    used = -(-int(blocks.stored_len[group]) // SIZE)
-    return [stack.pool.classes[cls].k_format
-            for cls in stack.pool.page_classes(blocks.table[group, :used])]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from kvkernels.layout import PageSpec
 from kvkernels.pages import encode_pages
 from kvkernels.triton_formats import check_twins, plane_of
 
-from tests.engine.harness import Runner, build, tokens
+from tests.engine.harness import Runner, build, page_formats, tokens
 from workbench.cache.filling import Filling
 from workbench.engine.engine import Engine
 from workbench.errors import SettingError
@@ -20,15 +20,6 @@ SIZE = 8
 def settings(name: str = "int4", residual: int = 24, **more: Any) -> dict[str, Any]:
     return {"cache.k_format": name, "cache.v_format": name, "cache.block_size": SIZE,
             "cache.residual_tokens": residual, "cache.hbm_budget_mib": 0.5} | more  # fmt: skip
-
-
-def page_formats(engine: Engine, request_id: str, group: int = 0) -> list[str]:
-    """The K format of each page of a request that holds slots."""
-    stack = engine.stack
-    blocks = stack.manager.requests[request_id]
-    used = -(-int(blocks.stored_len[group]) // SIZE)
-    return [stack.pool.classes[cls].k_format
-            for cls in stack.pool.page_classes(blocks.table[group, :used])]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["int4", "kivi2", "fp8_e4m3"])
