@@ -63,6 +63,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.watermark": (0.7, 1.0),
     "tiers.evict_ratio": (0.05, 0.3),
     "tiers.prefetch": PREFETCHES,
+    "tiers.prestage": (False, True),
     "retention.policy": ("none", "sink+window", "attention-mass"),
     "retention.budget_tokens": (16, 64),
     "retention.sink_tokens": (0, 4),
@@ -120,7 +121,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 58
+NUM_ROWS = 59
 
 
 def accepts(row: Row) -> bool:

@@ -121,3 +121,25 @@ def test_best_effort_does_not_wait_and_the_next_one_hits(expected: list[list[int
     assert tier(runner, "G3").num_loads > 0, "its pages came up meanwhile"
     assert outputs(runner) == expected
     runner.engine.close()
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_waiting_requests_pages_come_up_to_dram(expected: list[list[int]], staged: bool) -> None:
+    settings = {"tiers.dram_mib": 0.06, "tiers.disk_mib": 1.0, "tiers.prestage": staged,
+                "scheduling.max_num_seqs": 1}  # fmt: skip
+    runner = Runner(build(POOL | settings))
+    engine = runner.engine
+    assert outputs(runner) == expected
+    runner.add(tokens(8, 9), 40)  # keeps the one place busy
+    runner.step(2)
+    again = runner.add(PROMPTS[0], 6)
+    before = tier(runner, "G3").num_loads
+    for _ in range(6):
+        runner.step()
+        engine.hierarchy.wait_io()
+    request = engine.requests[again]
+    assert request.status is RequestStatus.WAITING
+    assert (tier(runner, "G3").num_loads > before) == staged
+    runner.drain()
+    assert runner.outputs[again] == expected[0]
+    engine.close()

@@ -50,6 +50,9 @@ class KVHierarchy(Protocol):
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether it is known of all keys where they lie; asks shared tiers about the others."""
 
+    def num_held(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys could be loaded now; counts no lookups."""
+
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
 

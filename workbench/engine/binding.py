@@ -15,6 +15,7 @@ def bind_settings(engine: "Engine") -> None:
     """Bring fetcher, scheduler, manager and pool to the engine's config."""
     cache, tiers = engine.config.cache, engine.config.tiers
     engine.fetcher.gate, engine.fetcher.prefetch.policy = tiers.gate, tiers.prefetch
+    engine.fetcher.prestage.on = tiers.prestage
     enabled = tiers.any_on and cache.values == "hbm"
     engine.fetcher.enabled = enabled  # DRAM is taken, and K alone is no row
     engine.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"

@@ -60,6 +60,7 @@ class TierSettings(Section, section="tiers"):
         0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )
 
+    prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
 
     def __post_init__(self) -> None:

@@ -98,6 +98,10 @@ class Hierarchy:
         """Whether all that can be known of these keys is known; asks shared media what is not."""
         return self._lookups.know(keys)
 
+    def num_held(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys could be loaded now; counts no lookups. 0 without DRAM."""
+        return self._lookups.num_held(keys)
+
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
         return self._lookups.num_at_hand(keys)

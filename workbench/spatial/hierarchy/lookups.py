@@ -56,6 +56,17 @@ class Lookups:
                 return at
         return len(keys)
 
+    def num_held(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys lie in DRAM or can come up into it; 0 where there is no DRAM."""
+        mover = self._mover
+        if not mover.dram.capacity_bytes:
+            return 0
+        for at, key in enumerate(keys):
+            entry = mover.dram.get(key)
+            if (entry is None or entry.state is not State.READY) and not mover.ladder.source(key):
+                return at
+        return len(keys)
+
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now, and to copy them up.
 

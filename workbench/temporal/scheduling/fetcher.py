@@ -19,7 +19,7 @@ from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
 from workbench.temporal.scheduling.lineages import Lineages
 from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Loaded, PendingLoad
-from workbench.temporal.scheduling.prefetch import Prefetch
+from workbench.temporal.scheduling.prefetch import Prefetch, Prestage
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
 
 MAX_WAITS = 200  # polls a request waits for a page that is still being written
@@ -49,6 +49,7 @@ class Fetcher:
     def __post_init__(self) -> None:
         self.swaps = SwapSpace(self.manager, self.store, self.hierarchy)
         self.prefetch = Prefetch(self.hierarchy)
+        self.prestage = Prestage(self.hierarchy, self.manager)
         self.lineages = Lineages(self.manager, self.hierarchy)
 
     # ---- down
@@ -271,6 +272,7 @@ class Fetcher:
         self._waits.pop(request_id, None)
         self._no_fetch.discard(request_id)
         self.prefetch.forget(request_id)
+        self.prestage.forget(request_id)
         self.swaps.forget(request)
         if finished:
             for job_id, pending in list(self._pending.items()):

@@ -4,12 +4,17 @@ wait: until it is there. timeout: at most a base time and a share for each 1,024
 best_effort: not at all; what lies in DRAM is taken, and the rest comes up meanwhile.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from workbench.cache.keys import PrefixKey
+from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.tier import KVHierarchy
+from workbench.request import Request
 
 BASE_S, PER_KI_S, MOST_S = 2.0, 0.1, 30.0  # HiCache's defaults
+MOST_STAGED = 8  # waiting requests that are looked at, from the head of the queue
 
 
 @dataclass
@@ -42,3 +47,43 @@ class Prefetch:
     def forget(self, request_id: str) -> None:
         """A request is admitted or over."""
         self._running.discard(request_id)
+
+
+@dataclass
+class Prestage:
+    """While requests wait, what slow tiers have of them comes up to DRAM (NVIDIA CMX's prestaging).
+
+    Off, or without DRAM to stage in, a request's pages begin to move when its turn has come.
+    """
+
+    hierarchy: KVHierarchy
+    manager: KVCacheManager
+    on: bool = False
+    _done: set[str] = field(default_factory=set)
+
+    def lift(self, waiting: Iterable[Request]) -> None:
+        """Start what the first of the queue will need, once a request."""
+        if not self.on:
+            return
+        for request in islice(waiting, MOST_STAGED):
+            if request.request_id not in self._done:
+                self._stage(request)
+
+    def _stage(self, request: Request) -> None:
+        keys = self.manager.keys.row_keys(request, self.manager.keys.lineages[0])
+        keys = keys[: self.manager.most_hit_pages(request)]
+        first = 0
+        while first < len(keys) and self.manager.pool.index.get(keys[first]) is not None:
+            first += 1
+        below = keys[first:]
+        if not self.hierarchy.know(below):
+            return  # a shared tier was asked: look again at the next step
+        self._done.add(request.request_id)
+        below = below[: self.hierarchy.num_held(below)]
+        rest = below[self.hierarchy.num_at_hand(below) :]
+        if rest:
+            self.hierarchy.submit_load(rest)  # for whoever is admitted after that
+
+    def forget(self, request_id: str) -> None:
+        """A request is admitted or over; preempted, it may be staged anew."""
+        self._done.discard(request_id)

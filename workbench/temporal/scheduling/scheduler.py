@@ -112,6 +112,8 @@ class Scheduler:
         self._schedule_running(out, budget)
         if not out.preempted:
             self._schedule_waiting(out, budget)
+        if self._shares_prefixes and self.fetcher.enabled:
+            self.fetcher.prestage.lift(self.waiting)
         return out
 
     def _schedule_running(self, out: SchedulerOutput, budget: StepBudget) -> None:
