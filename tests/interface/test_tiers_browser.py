@@ -15,6 +15,12 @@ LADDER = """(() => {
   return rungs.map(n => n.innerText.replace(/\\s+/g, ' '));
 })()"""
 
+# Right edge of what the ladder draws: a box inside may scroll though the page does not.
+WIDEST = """(() => {
+  const roots = [...document.querySelectorAll('*')].map(n => n.shadowRoot);
+  const ladder = roots.map(root => root?.querySelector('.ladder')).find(Boolean);
+  return Math.max(...[...ladder.querySelectorAll('*')].map(n => n.getBoundingClientRect().right));
+})()"""
 ADDED = {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}
 
 
@@ -56,4 +62,5 @@ def test_each_tab_opens_and_a_phone_needs_no_sideways_scroll(tiers_tab: Tab) -> 
         tiers_tab.settled()
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_function("document.documentElement.scrollWidth <= 390")
+    page.wait_for_function(f"{WIDEST} <= 390")
     page.set_viewport_size({"width": 1280, "height": 800})
