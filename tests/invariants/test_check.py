@@ -12,7 +12,7 @@ from workbench.lab.planted import PLANTED, catch
 from workbench.lab.random_load import ABORT_STATES
 
 
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("seed", [4, 6])
 def test_random_run_violates_nothing(seed: int) -> None:
     check = Check(model(seed - 1), seed)
     check.run(200, lambda text: None)

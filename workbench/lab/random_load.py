@@ -139,7 +139,7 @@ class RandomLoad:
             self._change_phase()
         elif rng.random() < 0.09:
             self.change(rng.choice(("hot", "recode", "rebuild")[:: 1 if self._lossy_phase else 2]))
-        if rng.random() < 0.35:
+        for _ in range(3 if rng.random() < 0.35 else 0):  # few of the damaged are asked for again
             self.damage()
         self.step()
 

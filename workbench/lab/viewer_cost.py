@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from workbench.errors import WorkbenchError
 from workbench.lab.figures import Figure
@@ -14,16 +15,26 @@ ORDER = (0, 1, 2, 2, 1, 0)  # contexts grow meanwhile: there and back, so that n
 
 @dataclass
 class Spent:
-    """Sums over the windows with one number of viewers."""
+    """The windows with one number of viewers: tokens, CPU milliseconds a token of each process.
 
-    tokens: int = 0
-    engine_s: float = 0.0
-    server_s: float = 0.0
+    Windows count alike. A token costs more from window to window, as contexts grow; sums over all
+    tokens would weigh cheap windows more, and the first and last are those without viewers.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    engine_ms: list[float] = field(default_factory=list)
+    server_ms: list[float] = field(default_factory=list)
+
+    def add(self, tokens: int, engine_s: float, server_s: float) -> None:
+        """One more window."""
+        self.tokens.append(tokens)
+        self.engine_ms.append(1e3 * engine_s / tokens)
+        self.server_ms.append(1e3 * server_s / tokens)
 
     @property
     def ms_per_token(self) -> float:
         """CPU milliseconds of both processes per token."""
-        return 1e3 * (self.engine_s + self.server_s) / self.tokens
+        return fmean(self.engine_ms) + fmean(self.server_ms)
 
 
 def viewer_figures(
@@ -51,9 +62,7 @@ def _window(server: DashboardServer, count: int, window_s: float, spent: Spent) 
     tokens_after, engine_after_s, server_after_s = _reading(server)
     for viewer in viewers:
         viewer.close()
-    spent.tokens += tokens_after - tokens
-    spent.engine_s += engine_after_s - engine_s
-    spent.server_s += server_after_s - server_s
+    spent.add(tokens_after - tokens, engine_after_s - engine_s, server_after_s - server_s)
 
 
 def _reading(server: DashboardServer) -> tuple[int, float, float]:
@@ -79,12 +88,12 @@ def _second_frame(probe: Viewer) -> bytes:
 
 def _figure(name: str, spent: dict[int, Spent], count: int) -> Figure:
     base, own = spent[0], spent[count]
-    engine = (own.engine_s / own.tokens) / (base.engine_s / base.tokens) - 1
+    engine = fmean(own.engine_ms) / fmean(base.engine_ms) - 1
     return Figure(
         name=name,
         value=100.0 * (own.ms_per_token / base.ms_per_token - 1),
         unit="%",
         note=f"{own.ms_per_token:.2f} ms CPU a token with {count} reading, {base.ms_per_token:.2f} "
-        f"with none (engine alone {100 * engine:+.1f} %), {own.tokens} and {base.tokens} tokens, "
-        "same thread count",
+        f"with none (engine alone {100 * engine:+.1f} %), {sum(own.tokens)} and "
+        f"{sum(base.tokens)} tokens, same thread count",
     )
