@@ -48,7 +48,9 @@ class Hierarchy:
         self._epochs: dict[str, int] = {}
         self._closed = False
         counters = self.mover.counters[G2]
-        probe_memory(clock, counters.load_fit, counters.store_fit, self.mover.copy_fit)
+        counters.probe = probe_memory(
+            clock, counters.load_fit, counters.store_fit, self.mover.copy_fit
+        )
         try:
             self.configure(settings)
         except BaseException:

@@ -13,11 +13,13 @@ import numpy as np
 
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.clock import Clock
+from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
 from workbench.spatial.hierarchy.counters import TierCounters
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
 from workbench.spatial.hierarchy.io_thread import (
     GET,
+    MOST_AT_ONCE,
     PROBE,
     PUT,
     REMOVE,
@@ -107,9 +109,9 @@ class SlowTier:
         return self.medium.charge_bytes(record) if self.medium is not None else page_bytes
 
     def estimate_s(self, sizes: Sequence[int]) -> float:
-        """Predicted seconds to read pages of these sizes, after what is queued."""
-        now_s = self.clock.now_s()
-        return paced_s(self.counters.load_fit, self.bucket, sizes, self.io.backlog_bytes, now_s)
+        """Predicted seconds to read pages of these sizes, in batches, after what is queued."""
+        fit, queued, now_s = self.counters.load_fit, self.io.backlog_bytes, self.clock.now_s()
+        return paced_s(fit, self.bucket, sizes, queued, now_s, MOST_AT_ONCE)
 
     # ---- opening and closing
 
@@ -162,11 +164,13 @@ class SlowTier:
         """Write an indexed entry's page in the background; `page` stays unchanged until then."""
         key = encode_key(entry.key)
         self._absent.pop(key, None)
-        self.io.queue(Op(PUT, key, Page(entry, page)), then, entry.page_bytes)
+        learn = self._learning(self.counters.store_fit, then)
+        self.io.queue(Op(PUT, key, Page(entry, page)), learn, entry.page_bytes)
 
     def read(self, entry: Entry, page: np.ndarray, then: Callable[[Outcome], None]) -> None:
         """Read and verify an entry's page in the background."""
-        self.io.queue(Op(GET, encode_key(entry.key), Page(entry, page)), then, entry.page_bytes)
+        learn = self._learning(self.counters.load_fit, then)
+        self.io.queue(Op(GET, encode_key(entry.key), Page(entry, page)), learn, entry.page_bytes)
 
     def leave(self, entry: Entry) -> None:
         """Delete a page right after the read that was queued before; its room is free for others.
@@ -210,17 +214,17 @@ class SlowTier:
     def stored(self, num_bytes: int, seconds: float) -> None:
         """Count a write that went well."""
         self._writes.worked()
-        self.counters.stored(num_bytes, seconds)
+        self.counters.stored(num_bytes, seconds, learn=False)
 
     def loaded(self, num_bytes: int, seconds: float) -> None:
         """Count a read that went well."""
         self._reads.worked()
-        self.counters.loaded(num_bytes, seconds)
+        self.counters.loaded(num_bytes, seconds, learn=False)
 
-    def handed_down(self, num_bytes: int, seconds: float) -> None:
+    def handed_down(self) -> None:
         """Count a read for the tier below."""
         self._reads.worked()
-        self.counters.handed_down(num_bytes, seconds)
+        self.counters.handed_down()
 
     def adopt(self, record: PageRecord, real_bytes: int = 0) -> Entry | None:
         """Index a page that lies on the medium already; None where it cannot be of use."""
@@ -258,6 +262,17 @@ class SlowTier:
 
     # ---- outcomes
 
+    def _learning(
+        self, fit: TransferFit, then: Callable[[Outcome], None]
+    ) -> Callable[[Outcome], None]:
+        """`then`, after the fit has seen the batch as one transfer: its latency counts once."""
+
+        def learned(outcome: Outcome) -> None:
+            fit.observe(*outcome.batch)
+            then(outcome)
+
+        return learned
+
     def _answer(self, key: bytes) -> Callable[[Outcome], None]:
         def answered(outcome: Outcome) -> None:
             if key not in self._asked:  # everything was forgotten meanwhile
@@ -275,7 +290,8 @@ class SlowTier:
     def _measured(self, outcome: Outcome) -> None:
         if outcome.reason:
             self.fault(outcome.reason)
-        for page_bytes, store_s, load_s in self.calls.measured:
+        self.counters.probe = self.calls.measured
+        for page_bytes, store_s, load_s in self.calls.measured.transfers:
             self.counters.store_fit.observe(page_bytes, store_s)
             self.counters.load_fit.observe(page_bytes, load_s)
 
