@@ -28,9 +28,10 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
-    computing those again was predicted to take. `at_once`: blocks that move together, with one
-    latency. `sizes`: what transfers took while it was measured, unthrottled, in the `probe_s`
-    seconds after it was opened.
+    computing those again was predicted to take. `num_read_ios` and `num_write_ios`:
+    I/Os or requests its medium was asked for, None where that is not counted. `at_once`: blocks
+    that move together, with one latency. `sizes`: what transfers took while it was measured,
+    unthrottled, in the `probe_s` seconds after it was opened.
     """
 
     name: str
@@ -43,6 +44,8 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     load: CostView
     store: CostView
     at_once: int
+    num_read_ios: int | None
+    num_write_ios: int | None
     sizes: list[SizeCostView]
     probe_s: float
     hits: int

@@ -1,5 +1,7 @@
 """What each tier costs as measured, and from which size on fetching beats computing again."""
 
+import math
+
 import streamlit as st
 
 from app.panels.page import Page
@@ -39,7 +41,7 @@ def show_cost(page: Page, report: TiersReport) -> None:
 
 def _show_bandwidth(page: Page, report: TiersReport) -> None:
     texts = page.texts
-    st.subheader(texts("tiers.bandwidth"), anchor=False)
+    st.markdown(f"**{texts('tiers.bandwidth')}**")
     st.plotly_chart(
         bandwidth_figure(texts, report),
         key="tiers_bandwidth", config=PLOT_CONFIG, alt=texts("tiers.bandwidth_alt"),
@@ -50,7 +52,7 @@ def _show_bandwidth(page: Page, report: TiersReport) -> None:
 
 def _show_crossover(page: Page, report: TiersReport) -> None:
     texts = page.texts
-    st.subheader(texts("tiers.crossover"), anchor=False)
+    st.markdown(f"**{texts('tiers.crossover')}**")
     needed = needed_bytes_per_s(report)
     if not needed:
         st.caption(texts("tiers.crossover_unknown"))
@@ -64,13 +66,16 @@ def _show_crossover(page: Page, report: TiersReport) -> None:
     )  # fmt: skip
     for tier in measured(report):
         tokens = crossover_tokens(report, tier, tier.load.bytes_per_s)
-        key = "tiers.crossover_never" if tokens == NEVER else "tiers.crossover_line"
-        st.caption(texts(key, tier=tier.name, tokens=_tokens(tokens), needed=_rate(needed)))
+        st.caption(_crossover_line(page, tier, tokens, needed))
     st.caption(texts("tiers.crossover_basis"))
 
 
-def _tokens(count: float) -> str:
-    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
+def _crossover_line(page: Page, tier: TierReport, tokens: float, needed: float) -> str:
+    if tokens == NEVER:
+        return page.texts("tiers.crossover_never", tier=tier.name, needed=_rate(needed))
+    if tokens <= 1:
+        return page.texts("tiers.crossover_any", tier=tier.name)
+    return page.texts("tiers.crossover_line", tier=tier.name, tokens=f"{math.ceil(tokens):,}")
 
 
 def _rate(bytes_per_s: float) -> str:

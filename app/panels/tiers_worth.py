@@ -57,8 +57,15 @@ def _row(page: Page, tier: TierReport) -> dict[str, Any]:
         texts("tiers.column.evicted"): tier.num_evictions,
         texts("tiers.column.dropped"): tier.num_dropped,
         texts("tiers.column.faults"): sum(tier.faults.values()),
+        texts("tiers.column.ios"): _ios(tier),
         texts("tiers.column.source"): tier.provenance,
     }
+
+
+def _ios(tier: TierReport) -> str:
+    if tier.num_read_ios is None or tier.num_write_ios is None:
+        return "n/a"
+    return f"{tier.num_read_ios:,} / {tier.num_write_ios:,}"
 
 
 def _worth_word(page: Page, tier: TierReport, saved_s: float) -> str:

@@ -145,9 +145,11 @@ def crossover_figure(texts: Texts, report: TiersReport) -> go.Figure:
                 name=texts("tiers.fetch_from", tier=tier.name, source=tier.provenance),
                 hovertemplate=texts("tiers.crossover_hover"),
             )  # fmt: skip
+    figure.add_scatter(
+        x=[needed / 1e6, fastest / 1e6], y=[report.block_tokens] * 2, mode="lines",
+        line={"color": GREY, "width": 1}, hoverinfo="skip", name=texts("tiers.one_block"),
+    )  # fmt: skip
     figure.add_vline(x=needed / 1e6, line={"color": GREY, "dash": "dot"})
-    figure.add_hline(y=report.block_tokens, line={"color": GREY, "width": 1},
-                     annotation_text=texts("tiers.one_block"))  # fmt: skip
     figure.update_xaxes(title=texts("tiers.rate"), type="log", dtick=1)
     figure.update_yaxes(title=texts("tiers.crossing"), type="log", dtick=1)
     return laid_out(figure)

@@ -4,7 +4,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ from workbench.errors import RequestError, WorkbenchError
 from workbench.lab.bench_runs import median
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import NUM_SLICES, PAGE_BYTES, in_turns, verdict
+from workbench.settings.tiers import DISK_LAYOUTS
 from workbench.spatial.hierarchy.aligned import ALIGN, aligned_empty
 from workbench.spatial.hierarchy.direct_io import DiskWays
 from workbench.spatial.hierarchy.disk_file import DiskFile
@@ -24,7 +25,6 @@ Progress = Callable[[str], None]
 BATCH = 64  # pages a call: what the staging of disk transfers holds
 PLAIN_BYTES = 8 << 20  # bytes of a plain read or write
 ASKED = 0.8
-LAYOUTS = ("page_first", "layer_first")
 WAYS = {"": DiskWays(), "_one_call": DiskWays(ring=False, coalesce=False)}
 
 
@@ -49,7 +49,7 @@ QUICK = DiskPlan(file_mib=16, num_rounds=2, layout_pages=4, layout_rounds=1)
 def measure_disk(progress: Progress, plan: DiskPlan) -> list[Figure]:
     """All figures of the disk; TierError where its file cannot be opened."""
     figures = _shares(progress, plan)
-    for layout in LAYOUTS:
+    for layout in DISK_LAYOUTS:
         figures += _layout(layout, plan)
         progress(f"disk: {layout.replace('_', ' ')} is measured")
     return figures
@@ -164,66 +164,99 @@ def _shares(progress: Progress, plan: DiskPlan) -> list[Figure]:
 
 
 def _layout(layout: str, plan: DiskPlan) -> list[Figure]:
-    """Reads of whole pages in random order: I/Os, and the speed of the ring and of single calls."""
-    if layout == "page_first":
-        records = [[(number, 0)] for number in range(plan.layout_pages)]
-        size = PAGE_BYTES
-    else:  # a slice an object, all pages of a layer side by side: a page's slices lie far apart
-        records = [[(n, layer) for layer in range(NUM_SLICES)] for n in range(plan.layout_pages)]
-        size = PAGE_BYTES // NUM_SLICES
-    pieces = PAGE_BYTES // size
-    data = _random_page(1, aligned_empty(PAGE_BYTES))
-    out = aligned_empty(PAGE_BYTES * BATCH).reshape(-1, size)
-    order = random.Random(0).sample(range(plan.layout_pages), plan.layout_pages)
-    batches = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
-    puts = {
-        name: _put(bytes(f"{name[0]}/{name[1]}", "ascii"), data[name[1] * size :][:size], 1)
-        for name in sorted((name for page in records for name in page), key=lambda name: name[::-1])
-    }
-    need = sum(ALIGN + size for _ in puts)
-    figures, rates = [], {}
+    """Reads of whole pages in random order and of single layers: I/Os, and how fast they are."""
+    payloads = [_random_page(number, aligned_empty(PAGE_BYTES)) for number in range(BATCH)]
+    puts = [
+        _put(number.to_bytes(32, "little"), payloads[number % BATCH], NUM_SLICES)
+        for number in range(plan.layout_pages)
+    ]
+    need = (ALIGN + PAGE_BYTES) * len(puts)
+    room = need + need // 16 + (1 << 20)
     with (
-        _opened(plan.path, need + need // 16 + (1 << 20), WAYS[""]) as ring,
-        _opened("", need + need // 16 + (1 << 20), WAYS["_one_call"]) as single,
+        _opened(plan.path, room, replace(WAYS[""], layout=layout)) as ring,
+        _opened("", room, replace(WAYS["_one_call"], layout=layout)) as single,
     ):
-        disks = {"": ring, "_one_call": single}
-
-        def read(disk: DiskFile) -> None:
-            for batch in batches:
-                names = [name for page in batch for name in records[page]]
-                gets = [_get(puts[name], out[row]) for row, name in enumerate(names)]
-                succeed(disk.get(gets))
-
-        for disk in disks.values():
+        reads = _Reads(puts)
+        for disk in (ring, single):
             for first in range(0, len(puts), BATCH):
-                succeed(disk.put(list(puts.values())[first : first + BATCH]))
-        before = ring.counts.num_reads
-        read(ring)
-        per_page = (ring.counts.num_reads - before) / plan.layout_pages
-        runs = {name: partial(read, disk) for name, disk in disks.items()}
-        seconds = in_turns(runs, plan.layout_rounds)
-        for name, disk in disks.items():
-            rates[name] = plan.layout_pages * PAGE_BYTES / median(seconds[name]) / 1e6
-            depth = "up to 32 in flight" if not name else "one system call at a time"
-            figures.append(
-                Figure(
-                    name=f"disk_read_{layout}{name}_mb_s",
-                    value=rates[name],
-                    unit="MB/s",
-                    note=f"{plan.layout_pages} whole pages in random order, {pieces} pieces of "
-                    f"{size:,} bytes each, {disk.way}, {depth}",
-                )
-            )
-    what = "one piece" if pieces == 1 else f"{pieces} slices of {size:,} bytes apart"
+                succeed(disk.put(puts[first : first + BATCH]))
+        alone = reads.ios(ring, [[put] for put in puts]) / len(puts)
+        layer = reads.ios(ring, [puts[:BATCH]], layer=NUM_SLICES // 2)
+        seconds = in_turns(
+            {
+                "": partial(reads.pages, ring),
+                "_one_call": partial(reads.pages, single),
+                "_by_layer": partial(reads.layers, ring),
+            },
+            plan.layout_rounds,
+        )
+    rates = {name: len(puts) * PAGE_BYTES / median(each) / 1e6 for name, each in seconds.items()}
+    what = {
+        "": f"whole pages in random order, {BATCH} a call, {ring.way}",
+        "_one_call": f"the same, {single.way}, one system call an I/O",
+        "_by_layer": f"one layer of {BATCH} pages after the other, {ring.way}",
+    }
     return [
-        Figure(name=f"disk_ios_per_page_{layout}", value=per_page, note=f"a page is {what}"),
-        *figures,
+        Figure(
+            name=f"disk_ios_per_page_{layout}",
+            value=alone,
+            note=f"of a whole page alone: {NUM_SLICES} layers, {PAGE_BYTES:,} bytes",
+        ),
+        Figure(
+            name=f"disk_ios_per_layer_{layout}",
+            value=layer,
+            note=f"of one layer of {min(BATCH, len(puts))} neighbouring pages together",
+        ),
+        *(
+            Figure(
+                name=f"disk_read_{layout}{name}_mb_s",
+                value=rate,
+                unit="MB/s",
+                note=f"{len(puts)} pages: {what[name]}",
+            )
+            for name, rate in rates.items()
+        ),
         Figure(
             name=f"disk_ring_gain_{layout}",
             value=rates[""] / rates["_one_call"],
             note="io_uring at depth 32 over one system call at a time",
         ),
     ]
+
+
+class _Reads:
+    """The reads of one set of pages, in batches."""
+
+    def __init__(self, puts: list[Put]) -> None:
+        self._puts = puts
+        self._outs = aligned_empty(PAGE_BYTES * BATCH).reshape(BATCH, NUM_SLICES, -1)
+        order = random.Random(0).sample(puts, len(puts))
+        self._random = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
+
+    def pages(self, disk: DiskFile) -> None:
+        """Every page once, whole."""
+        for batch in self._random:
+            self._read(disk, batch)
+
+    def layers(self, disk: DiskFile) -> None:
+        """Every page once, layer by layer."""
+        for first in range(0, len(self._puts), BATCH):
+            for layer in range(NUM_SLICES):
+                self._read(disk, self._puts[first : first + BATCH], layer)
+
+    def ios(self, disk: DiskFile, batches: list[list[Put]], layer: int | None = None) -> int:
+        """I/Os of some batches."""
+        before = disk.counts.num_reads
+        for batch in batches:
+            self._read(disk, batch, layer)
+        return disk.counts.num_reads - before
+
+    def _read(self, disk: DiskFile, batch: list[Put], layer: int | None = None) -> None:
+        gets = []
+        for put, out in zip(batch, self._outs, strict=False):
+            offset = 0 if layer is None else layer * out.shape[1]
+            gets.append(Get(put.record, offset, (out if layer is None else out[layer]).reshape(-1)))
+        succeed(disk.get(gets))
 
 
 def succeed(done: list[Done]) -> None:

@@ -50,6 +50,8 @@ def _tier(stats: TierStats, gain: TierGain) -> TierReport:
         load=_cost(stats.fit),
         store=_cost(stats.store_fit),
         at_once=1 if stats.name == "G2" else MOST_AT_ONCE,
+        num_read_ios=None if stats.ios is None else stats.ios.num_reads,
+        num_write_ios=None if stats.ios is None else stats.ios.num_writes,
         sizes=[_size(size) for size in stats.probe.sizes],
         probe_s=stats.probe.seconds,
         hits=stats.num_hits,

@@ -6,6 +6,7 @@ from typing import Any
 
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.cost_probe import CostProbe
+from workbench.spatial.hierarchy.io_counts import IoTotals
 
 FAILED_AFTER = 8  # faults in a row, none of them for want of room, and a tier counts as failed
 
@@ -121,6 +122,7 @@ class TierStats:
     num_failed: int = 0  # faults since the last transfer that went well
     last_fault: str = ""
     probe: CostProbe = CostProbe()
+    ios: IoTotals | None = None  # what the medium was asked for; None where that is not counted
 
     @property
     def failed(self) -> str:
@@ -162,6 +164,7 @@ def tier_stats(
     throttle_mb_s: float,
     place: str = "",
     kind: str = "",
+    ios: IoTotals | None = None,
 ) -> TierStats:
     """Snapshot of one tier from its entry table and counters."""
     return TierStats(
@@ -194,4 +197,5 @@ def tier_stats(
         num_failed=counters.num_failed,
         last_fault=counters.last_fault,
         probe=counters.probe,
+        ios=ios,
     )

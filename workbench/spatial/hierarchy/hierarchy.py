@@ -299,5 +299,5 @@ class Hierarchy:
 
     def _stats(self, tier: SlowTier) -> TierStats:
         kind = tier.where.kind if tier.where is not None and tier.on else ""
-        bucket = tier.bucket
-        return tier_stats(tier.name, tier.table, tier.counters, bucket.mb_s, tier.place, kind)
+        mb_s, place = tier.bucket.mb_s, tier.place
+        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, tier.ios)

@@ -17,6 +17,7 @@ from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
 from workbench.spatial.hierarchy.counters import TierCounters
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
+from workbench.spatial.hierarchy.io_counts import IoTotals, totals_of
 from workbench.spatial.hierarchy.io_thread import (
     GET,
     MOST_AT_ONCE,
@@ -65,6 +66,7 @@ class SlowTier:
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written
         self._next_generation = next_generation
+        self._ios_before: IoTotals | None = None
         self._absent: dict[bytes, float] = {}  # key -> until when the answer holds
         self._asked: set[bytes] = set()
         self._reads, self._writes = Patience(clock), Patience(clock)
@@ -113,6 +115,12 @@ class SlowTier:
         fit, queued, now_s = self.counters.load_fit, self.io.backlog_bytes, self.clock.now_s()
         return paced_s(fit, self.bucket, sizes, queued, now_s, MOST_AT_ONCE)
 
+    @property
+    def ios(self) -> IoTotals | None:
+        """What its medium was asked for since it was measured; None where that is not counted."""
+        now, before = totals_of(self.medium), self._ios_before
+        return None if now is None else now.since(before or IoTotals())
+
     # ---- opening and closing
 
     def open(self, medium: Medium, where: Place, cap_bytes: int, page_bytes: int) -> None:
@@ -123,6 +131,7 @@ class SlowTier:
         self.medium, self.where, self.cap_bytes = medium, where, cap_bytes
         self.table.capacity_bytes = page_bytes
         self.counters.reopened()
+        self._ios_before = None
         self._reads.worked()
         self._writes.worked()
         self.calls.open(medium)
@@ -149,6 +158,17 @@ class SlowTier:
             self.io.wait_idle(None)
             self.io.drain()
             self.edge.forget()
+
+    def adjust(self, change: Callable[[Medium], None]) -> None:
+        """Change something of the medium in the tier's thread, after what is queued."""
+        medium = self.medium
+        if medium is not None:
+
+            def run() -> Outcome:
+                change(medium)
+                return Outcome()
+
+            self.io.submit(run, nothing)
 
     def resize(self, cap_bytes: int) -> bool:
         """Give the medium a new cap, after what is queued; False if it cannot have it."""
@@ -291,6 +311,7 @@ class SlowTier:
         if outcome.reason:
             self.fault(outcome.reason)
         self.counters.probe = self.calls.measured
+        self._ios_before = totals_of(self.medium)
         for page_bytes, store_s, load_s in self.calls.measured.transfers:
             self.counters.store_fit.observe(page_bytes, store_s)
             self.counters.load_fit.observe(page_bytes, load_s)
