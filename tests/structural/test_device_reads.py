@@ -1,4 +1,4 @@
-"""Sparse reads and split pages off the CPU: on a device of fake tensors, and through its buffers."""
+"""Sparse reads and split pages off the CPU: on a device of fake tensors, through its buffers."""
 
 import subprocess
 import sys
