@@ -15,7 +15,8 @@ import msgspec
 from workbench.clock import Clock, RealClock
 from workbench.errors import WorkbenchError
 from workbench.quality import job_protocol as protocol
-from workbench.quality.job_protocol import JobPlan, ModelLine, ProbesLine, ProgressLine, ReportView
+from workbench.quality.job_protocol import JobPlan, ModelLine, ProbesLine, ProgressLine
+from workbench.quality.results import QualityReport
 
 MODULE = "workbench.quality.job"
 LINE_BYTES = 16 * 2**20
@@ -34,7 +35,7 @@ class Result:
     `job` counts jobs; `live`: asked for the running engine's own setting.
     """
 
-    report: ReportView
+    report: QualityReport
     weight_format: str
     job: int
     live: bool
@@ -204,7 +205,7 @@ class QualityJobs:
             else:
                 running.ended = line.why
 
-    def _put(self, running: _Running, report: ReportView) -> None:
+    def _put(self, running: _Running, report: QualityReport) -> None:
         """Keep a report; its heat maps stay while they are those of the same changes."""
         status, old = self._status, self._results.get(report.name)
         same = old is not None and old.report.changes == report.changes

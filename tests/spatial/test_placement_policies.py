@@ -19,6 +19,7 @@ from workbench.config import EngineConfig, replace_settings
 from workbench.engine.builtin import builtin_registry
 from workbench.errors import SettingError
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
+from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.placement import (
     CostPlacement,
     ImportancePlacement,
@@ -164,7 +165,7 @@ def test_cost_writes_nothing_to_a_disk_slower_than_computing(harness):  # type: 
 
 
 def table_of(count: int) -> EntryTable:
-    table = EntryTable("G2", count, lambda entry: None)
+    table = EntryTable("G2", count, lambda entry: None, Pins())
     for number in range(count):
         table.add(Entry(number.to_bytes(32, "little"), 1, 1, (), number, State.READY))
     return table
@@ -198,9 +199,12 @@ def test_victims_are_never_pinned_leased_or_being_written(
         if number in busy and number % 3 == 0:
             table.pin(entry)
         elif number in busy and number % 3 == 1:
-            entry.leased_until_s = math.inf
+            table.holds.pin(entry.key, math.inf)
         elif number in busy:
             entry.state = State.WRITING
+    last = data.draw(st.sets(st.integers(0, count - 1))) - busy
+    for number in last:
+        table.holds.pin(number.to_bytes(32, "little"), math.inf, soft=True)
     ranks = data.draw(st.lists(st.floats(allow_nan=False), min_size=count, max_size=count))
     table.order = lambda entries: sorted(entries, key=lambda entry: ranks[entry.generation])
     victims = table.victims(need)
@@ -208,7 +212,9 @@ def test_victims_are_never_pinned_leased_or_being_written(
         assert victims is None
         return
     assert victims is not None and len(victims) == need == len(set(map(id, victims)))
-    assert busy.isdisjoint(entry.generation for entry in victims)
+    gone = {entry.generation for entry in victims}
+    assert busy.isdisjoint(gone)
+    assert not gone & last or set(range(count)) - busy - last <= gone, "soft pins go last"
 
 
 # ---- policies that misbehave

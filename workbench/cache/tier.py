@@ -90,6 +90,9 @@ class KVHierarchy(Protocol):
         it, for whoever places it.
         """
 
+    def keep(self, keys: Sequence[TierKey], seconds: float) -> None:
+        """Evict these keys last for so long, wherever they lie or will lie."""
+
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from workbench.spatial.hierarchy.pins import Hold
+
 if TYPE_CHECKING:
     from workbench.spatial.hierarchy.entries import Entry, EntryTable
 
@@ -49,25 +51,32 @@ def ranked(table: "EntryTable", num_bytes: int, order: Order) -> "list[Entry]":
     """Evictable entries of so many bytes, or all there are, those that `order` puts first.
 
     Each time up to 16 of the least recently used and 32 at random are compared (sampled eviction
-    as in Redis), so that a choice costs the same in a tier of any size.
+    as in Redis), so that a choice costs the same in a tier of any size. What a soft pin holds is
+    compared once nothing else is left.
     """
     chosen: dict[int, Entry] = {}
-    rest, now_s = num_bytes, table.now_s()
+    rest = num_bytes
+    for turn in (Hold.NONE, Hold.SOFT):
+        while rest > 0:
+            found = _candidates(table, chosen, turn)
+            if not found:
+                break
+            for entry in order(found)[: max(1, len(found) // TAKEN_SHARE)]:
+                chosen[id(entry)] = entry
+                rest -= entry.charged_bytes
+                if rest <= 0:
+                    break
+    return list(chosen.values())
+
+
+def _candidates(table: "EntryTable", chosen: "dict[int, Entry]", turn: Hold) -> "list[Entry]":
+    """A sample of what may leave in this turn and was not chosen; empty where nothing may."""
 
     def may_go(entry: "Entry") -> bool:
-        return id(entry) not in chosen and table.evictable(entry, now_s)
+        return id(entry) not in chosen and table.hold(entry) is turn
 
-    while rest > 0:
-        oldest = islice(table.oldest(), 2 * NUM_OLDEST + len(chosen))
-        some = list(islice(filter(may_go, oldest), NUM_OLDEST))
-        drawn = filter(may_go, table.bag.draw(NUM_OLDEST + NUM_RANDOM - len(some)))
-        found = list({id(entry): entry for entry in [*some, *drawn]}.values())
-        found = found or list(islice(filter(may_go, table.oldest()), NUM_OLDEST))
-        if not found:
-            break
-        for entry in order(found)[: max(1, len(found) // TAKEN_SHARE)]:
-            chosen[id(entry)] = entry
-            rest -= entry.charged_bytes
-            if rest <= 0:
-                break
-    return list(chosen.values())
+    nearest = islice(table.oldest(), 2 * NUM_OLDEST + len(chosen))
+    some = list(islice(filter(may_go, nearest), NUM_OLDEST))
+    some += filter(may_go, table.bag.draw(NUM_OLDEST + NUM_RANDOM - len(some)))
+    some = some or list(islice(filter(may_go, table.oldest()), NUM_OLDEST))
+    return list({id(entry): entry for entry in some}.values())
