@@ -357,7 +357,7 @@ def test_a_foreign_process_at_the_address() -> None:
                 try:
                     connection, _ = listener.accept()
                 except OSError:
-                    return
+                    return  # the test has closed the listener
                 with connection:
                     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
