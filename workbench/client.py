@@ -203,6 +203,13 @@ class EngineClient(EngineLink):
         """Damage real bytes of a tier; the key that was hit, empty if nothing was there to hit."""
         return self._call(protocol.InjectFault(kind), str)
 
+    def hold_block(self, key: str, kind: str, seconds: float = 0.0) -> str:
+        """Keep a block in the tiers (lease, hard, soft) or let it go (none); its key, or nothing.
+
+        `key`: hex, or the beginning of it. SettingError for a kind that does not exist.
+        """
+        return self._call(protocol.HoldBlock(key, kind, seconds), str)
+
     def start_shadow(self, request_id: str) -> None:
         """Also compute one running request in full precision."""
         self._call(protocol.StartShadow(request_id), Any)

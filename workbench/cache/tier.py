@@ -83,6 +83,9 @@ class KVHierarchy(Protocol):
         `coded`: what a lossy codec may make of it, and the key of that.
         """
 
+    def keep(self, keys: Sequence[TierKey], seconds: float) -> None:
+        """Evict these keys last for so long, wherever they lie or will lie."""
+
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""
 

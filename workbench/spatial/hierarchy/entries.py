@@ -19,6 +19,7 @@ from workbench.cache.codec import CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.medium import PageRecord
+from workbench.spatial.hierarchy.pins import Hold, Pins
 
 
 class State(Enum):
@@ -36,7 +37,7 @@ class Entry:
     `charged_bytes`: what the tier's budget pays (page bytes in DRAM, real bytes on a medium).
     `checksums`: xxh3-64 of each slice. `buffer`: uint8 [page_bytes] in DRAM, None below. `coded`:
     under which key a lossy codec may keep it; None where it has to stay as it is. `record`: of the
-    page on its medium. `leased_until_s`: nothing evicts it before, infinity for a hard pin.
+    page on its medium.
     """
 
     key: TierKey
@@ -55,7 +56,6 @@ class Entry:
     leaving: bool = False  # its bytes go before anything new is written
     forgotten: bool = False  # removed from the index alone: the medium keeps or evicts it itself
     num_hits: int = 0
-    leased_until_s: float = 0.0
 
 
 def slice_checksums(page: np.ndarray, num_slices: int) -> tuple[int, ...]:
@@ -79,11 +79,11 @@ class EntryTable:
         name: str,
         capacity_bytes: int,
         release: Callable[[Entry], None],
-        now_s: Callable[[], float] = lambda: 0.0,
+        pins: Pins | None = None,
     ) -> None:
         self.name = name
         self.capacity_bytes = capacity_bytes
-        self.now_s = now_s
+        self.holds = pins or Pins()  # of all tiers
         self.used_bytes = 0
         self.leaving_bytes = 0
         self.pinned_bytes = 0
@@ -94,7 +94,7 @@ class EntryTable:
         self._release = release
         self.step = 0  # of the engine
         self._tick = 0
-        self._rows: list[tuple[TierKey, int, bool, int]] = []
+        self._rows: list[tuple[TierKey, int, Hold, int]] = []
         self._rows_version = -1
 
     def __len__(self) -> int:
@@ -218,9 +218,15 @@ class EntryTable:
             return None
         return cap if watermark >= 1.0 else int(min(watermark * cap, used - ratio * cap))
 
-    def evictable(self, entry: Entry, now_s: float) -> bool:
-        """Whether nothing reads, writes or holds an entry."""
-        return entry.pins == 0 and entry.state is State.READY and entry.leased_until_s <= now_s
+    def hold(self, entry: Entry) -> Hold:
+        """What keeps an entry here: its bytes are moving, or somebody asked for it."""
+        if entry.pins or entry.state is not State.READY:
+            return Hold.BUSY
+        return self.holds.hold(entry.key)
+
+    def evictable(self, entry: Entry) -> bool:
+        """Whether nothing reads, writes or holds an entry; one with a soft pin may go, as last."""
+        return self.hold(entry) <= Hold.SOFT
 
     def _oldest(self, num_bytes: int) -> tuple[list[Entry], int]:
         """Evictable entries of so many bytes, and how many bytes are still missing then."""
@@ -228,28 +234,31 @@ class EntryTable:
         rest = num_bytes - self.leaving_bytes
         if rest <= 0:
             return chosen, rest
-        now_s = self.now_s()
-        for entry in self._index.values():
-            if self.evictable(entry, now_s):
-                chosen.append(entry)
-                rest -= entry.charged_bytes
-                if rest <= 0:
-                    break
+        for turn in (Hold.NONE, Hold.SOFT):
+            for entry in self._index.values():
+                if self.hold(entry) is turn:
+                    chosen.append(entry)
+                    rest -= entry.charged_bytes
+                    if rest <= 0:
+                        return chosen, rest
         return chosen, rest
 
     def private_entries(self, request_id: str) -> list[Entry]:
         """Indexed entries that belong to a request."""
         return [self._index[key] for key in self._private.get(request_id, ())]
 
-    def rows(self) -> list[tuple[TierKey, int, bool, int]]:
-        """(key, charged bytes, pinned, last used) in LRU order; cached until something changes."""
+    def rows(self) -> list[tuple[TierKey, int, Hold, int]]:
+        """(key, charged bytes, hold, last used) in LRU order; cached until something changes."""
         if self._rows_version != self.version:
             self._rows = [
-                (entry.key, entry.charged_bytes, entry.pins > 0, entry.last_used)
+                (entry.key, entry.charged_bytes, self._shown(entry), entry.last_used)
                 for entry in self._index.values()
             ]
             self._rows_version = self.version
         return self._rows
+
+    def _shown(self, entry: Entry) -> Hold:
+        return Hold.BUSY if entry.pins else self.holds.hold(entry.key)
 
     def check(self) -> None:
         """Raise IntegrityError if bytes, pins or the index disagree with the entries (I7, I10)."""
@@ -261,8 +270,8 @@ class EntryTable:
                 f"{self.name} counts {self.used_bytes} bytes ({self.pinned_bytes} pinned) but its "
                 f"entries hold {used} ({pinned} pinned)"
             )
-        now_s, over = self.now_s(), used - self.leaving_bytes > self.capacity_bytes
-        if over and any(self.evictable(entry, now_s) for entry in self._index.values()):
+        over = used - self.leaving_bytes > self.capacity_bytes
+        if over and any(self.evictable(entry) for entry in self._index.values()):
             raise IntegrityError(
                 f"{self.name} holds {used} bytes, above its cap of {self.capacity_bytes}"
             )

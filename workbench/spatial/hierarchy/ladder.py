@@ -33,7 +33,7 @@ class Ladder:
     def __init__(self, mover: "Mover") -> None:
         self._mover = mover
         self.tiers = tuple(
-            SlowTier(name, mover.clock, mover.counters[name], mover.next_generation)
+            SlowTier(name, mover.clock, mover.counters[name], mover.next_generation, mover.pins)
             for name in SLOW
         )
         self.admission: Admission = Presence()

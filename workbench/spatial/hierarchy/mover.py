@@ -24,6 +24,7 @@ from workbench.spatial.hierarchy.held import HeldCompletions
 from workbench.spatial.hierarchy.host_memory import HostMemory, Staging
 from workbench.spatial.hierarchy.ladder import SLOW, Ladder
 from workbench.spatial.hierarchy.page_copy import copy_hashed
+from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 from workbench.spatial.hierarchy.throttle import TokenBucket
 
@@ -41,7 +42,8 @@ class Mover:
         self.settings = TierSettings()
         self.memory = HostMemory(0)
         self.staging = Staging(self.memory, 0)
-        self.dram = EntryTable(G2, 0, self._release_dram, clock.now_s)
+        self.pins = Pins(clock.now_s)
+        self.dram = EntryTable(G2, 0, self._release_dram, self.pins)
         self.dram_bucket = TokenBucket(0.0)
         self.counters = {name: TierCounters() for name in TIERS_BELOW}
         self.copy_fit = TransferFit()
@@ -64,6 +66,8 @@ class Mover:
         """Let finished transfers and throttled completions take effect; never blocks."""
         self.ladder.drain()
         self.held.advance()
+        if self.pins.expire():
+            self.show_pins()
         watermark, ratio = self.settings.watermark, self.settings.evict_ratio
         self.trim_dram(self.dram.limit(watermark, ratio))
         self.ladder.trim(watermark, ratio)
@@ -158,6 +162,11 @@ class Mover:
             self.counters[tier].fault(reason)
         data = {"tier": tier, "reason": reason, "num_bytes": entry.page_bytes}
         self.emit_entry("tier_fault", entry, data)
+
+    def show_pins(self) -> None:
+        """What is held has changed: lists of entries are drawn anew."""
+        for table in self.tables:
+            table.version += 1
 
     def close(self) -> None:
         """End all transfers and the threads, and give every byte back."""

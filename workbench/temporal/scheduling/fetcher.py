@@ -59,8 +59,12 @@ class Fetcher:
         if not self.enabled:
             return False
         data = self.store.read_row(self.manager.parts(row.blocks))
-        if not self.hierarchy.store(row.key, data, self.num_slices, self.lineages.coded(row)):
+        coded = self.lineages.coded(row)
+        if not self.hierarchy.store(row.key, data, self.num_slices, coded):
             return False
+        kept_s = self.manager.lifetimes.kept_for_s(row.chain_key)
+        if kept_s:  # prompt caching: what somebody asked to keep goes last below HBM too
+            self.hierarchy.keep([row.key] if coded is None else [row.key, coded.key], kept_s)
         self.counters.num_demoted_pages += 1
         return True
 
