@@ -83,7 +83,7 @@ def test_a_type_that_nothing_dequantizes_is_named(tmp_path: Path, empty_cache: P
     write(path, GGMLQuantizationType.Q8_1)
     with pytest.raises(
         ModelError,
-        match="tensor 'layers.0.*' of q8_1.gguf is stored as Q8_1, which cannot be dequantized here: "
-        "choose a file with Q4, Q5, Q6 or Q8",
+        match="tensor 'layers.0.*' of q8_1.gguf is stored as Q8_1, which cannot be dequantized "
+        "here: choose a file with Q4, Q5, Q6 or Q8",
     ):
         load_model(str(path), "fp32")
