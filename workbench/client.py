@@ -178,7 +178,7 @@ class EngineClient(EngineLink):
             try:
                 frame = self._call(protocol.GetFrame(), bytes)
             except WorkbenchError:
-                return self._frame
+                return self._frame  # the engine has ended, as `state` tells: the last picture stays
             with self._lock:
                 self._frame = frame
         return frame

@@ -87,4 +87,4 @@ def _moves(page: Page, key: str) -> list[BlockMove]:
     try:
         return page.engine.client.journey(key)
     except WorkbenchError:
-        return []
+        return []  # the engine ended meanwhile, which the page's own face tells

@@ -23,7 +23,7 @@ def tiers_of(page: Page) -> TiersReport | None:
     try:
         return page.engine.client.tiers()
     except WorkbenchError:
-        return None
+        return None  # it ended meanwhile, which the page's own face tells
 
 
 def show_worth() -> None:

@@ -1,5 +1,6 @@
 """The one quality job of this dashboard process, and every report it has brought so far."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -162,11 +163,7 @@ class QualityJobs:
             running = self._running
         if running is None:
             return
-        assert running.process.stdin is not None
-        try:
-            running.process.stdin.close()
-        except OSError:
-            pass  # it has ended
+        _close_input(running.process)
         try:
             running.process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -222,11 +219,7 @@ class QualityJobs:
         self._changed()
 
     def _ended(self, running: _Running, code: int) -> None:
-        assert running.process.stdin is not None
-        try:
-            running.process.stdin.close()
-        except OSError:
-            pass  # the plan was never read
+        _close_input(running.process)
         state, error = running.ended or "failed", running.error
         if error:
             state = "failed"
@@ -269,11 +262,15 @@ def _launch(log: IO[bytes]) -> "subprocess.Popen[bytes]":
 
 def _send_plan(process: "subprocess.Popen[bytes]", plan: JobPlan) -> None:
     assert process.stdin is not None
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it has ended: the follower tells why
         process.stdin.write(protocol.encode_line(plan))
         process.stdin.flush()
-    except OSError:
-        pass  # its end is told by the follower
+
+
+def _close_input(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended before it had read its plan
+        process.stdin.close()
 
 
 def _death(code: int, log: IO[bytes]) -> str:
