@@ -19,7 +19,8 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
-    computing those again was predicted to take.
+    computing those again was predicted to take. `num_held`: blocks under a lease or pin now;
+    `num_soft`: those that go last.
     """
 
     name: str
@@ -46,6 +47,21 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     fetched_tokens: int
     fetch_s: float
     recompute_s: float
+    num_held: int = 0
+    num_soft: int = 0
+
+
+class StoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shared store holds for all its engines, as it said last.
+
+    `leased`: pages that a reader holds; `held`: kept for requests that wait; the others have gone.
+    """
+
+    pages: int
+    leased: int
+    held: int
+    evicted: int
+    expired: int
 
 
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +81,7 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int
     num_failed_pages: int
     damages: list[str]
+    store: StoreView | None = None
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):
