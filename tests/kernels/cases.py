@@ -39,6 +39,7 @@ class Case:
     group: int = 0
     rank: int = 0
     joined: int = 1
+    shift: float = 0.0
     options: dict = field(default_factory=dict)
 
     @property
@@ -117,7 +118,7 @@ def build(case: Case) -> World:
         kv,
         q_lens,
         pos=rng.integers(0, 500, (groups, requests, slots)).astype(np.int32) if case.rope else None,
-        log_count=rng.random((groups, requests, slots)).astype(np.float32) if case.log else None,
+        log_count=_log_counts(case, rng, (groups, requests, slots)),
         query_pos=rng.integers(0, 500, tokens).astype(np.int32) if case.rope else None,
         new_lens=None if case.writes == case.q_lens else new,
         new_starts=None if case.new_starts is None else np.array(case.new_starts, np.int32),
@@ -127,6 +128,12 @@ def build(case: Case) -> World:
         random(kv_heads * case.share), random(kv_heads), random(kv_heads),
         rope_table(case.dim) if case.rope else None,
     )  # fmt: skip
+
+
+def _log_counts(case: Case, rng: np.random.Generator, shape: tuple) -> np.ndarray | None:
+    if not case.log:
+        return None
+    return (rng.random(shape) + case.shift).astype(np.float32)
 
 
 def _set_head_scales(state: FormatState, heads: int, groups: int) -> None:
