@@ -121,7 +121,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 58
+NUM_ROWS = 56
 
 
 def accepts(row: Row) -> bool:
