@@ -31,7 +31,8 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     computing those again was predicted to take. `num_read_ios` and `num_write_ios`:
     I/Os or requests its medium was asked for, None where that is not counted. `at_once`: blocks
     that move together, with one latency. `sizes`: what transfers took while it was measured,
-    unthrottled, in the `probe_s` seconds after it was opened.
+    unthrottled, in the `probe_s` seconds after it was opened. `num_held`: blocks under a lease or
+    pin now; `num_soft`: those that go last.
     """
 
     name: str
@@ -63,6 +64,21 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     fetched_tokens: int
     fetch_s: float
     recompute_s: float
+    num_held: int = 0
+    num_soft: int = 0
+
+
+class StoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shared store holds for all its engines, as it said last.
+
+    `leased`: pages that a reader holds; `held`: kept for requests that wait; the others have gone.
+    """
+
+    pages: int
+    leased: int
+    held: int
+    evicted: int
+    expired: int
 
 
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +98,7 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int
     num_failed_pages: int
     damages: list[str]
+    store: StoreView | None = None
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

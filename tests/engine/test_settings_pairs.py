@@ -13,7 +13,14 @@ from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
 from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES, PROMPT_CACHING
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
-from workbench.settings.tiers import ADMISSIONS, DISK_LAYOUTS, INCLUSIONS, PREFETCHES, WRITES
+from workbench.settings.tiers import (
+    ADMISSIONS,
+    DISK_LAYOUTS,
+    INCLUSIONS,
+    PLACEMENTS,
+    PREFETCHES,
+    WRITES,
+)  # fmt: skip
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -51,7 +58,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scheduling.admit_whole_prompt": (True, False),
     "tiers.dram_mib": (0.06, 0.0),
     "tiers.disk_mib": (0.0, 0.5),
-    "tiers.policy": ("lru",),
+    "tiers.policy": PLACEMENTS,
     "tiers.gate": (True, False),
     "tiers.dram_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_throttle_mb_s": (0.0, 50.0),
@@ -124,7 +131,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 56
+NUM_ROWS = 64
 
 
 def accepts(row: Row) -> bool:

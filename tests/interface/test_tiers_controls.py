@@ -74,6 +74,18 @@ def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None
     client.set_speed(0.1)
 
 
+def test_a_block_is_held_and_let_go_by_button(owner: engine_owner.EngineOwner) -> None:
+    client = owner.client
+    app = checked(opened().button(key="hold_hard").click().run())
+    assert "is pinned: fill the cache" in words(app)
+    assert client.tiers().tiers[0].num_held == 1
+    (table,) = [frame.value for frame in app.dataframe if "held" in frame.value]
+    assert table["held"][0] == "1 held, 0 last"
+    app = checked(app.button(key="hold_none").click().run())
+    assert "has its place in the order of eviction again" in words(app)
+    assert client.tiers().tiers[0].num_held == 0
+
+
 def test_a_journey_of_no_moves_draws_an_empty_picture() -> None:
     texts = load_texts()
     moves: list[BlockMove] = []

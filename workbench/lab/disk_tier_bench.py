@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -174,7 +175,8 @@ def _layout(layout: str, plan: DiskPlan) -> list[Figure]:
     room = need + need // 16 + (1 << 20)
     with (
         _opened(plan.path, room, replace(WAYS[""], layout=layout)) as ring,
-        _opened("", room, replace(WAYS["_one_call"], layout=layout)) as single,
+        _folder_beside(plan.path) as beside,
+        _opened(beside, room, replace(WAYS["_one_call"], layout=layout)) as single,
     ):
         reads = _Reads(puts)
         for disk in (ring, single):
@@ -271,7 +273,7 @@ def _random_page(seed: int, page: np.ndarray) -> np.ndarray:
     return page
 
 
-def _put(name: bytes, payload: np.ndarray, num_slices: int) -> Put:
+def _put(name: bytes, payload: np.ndarray, num_slices: int = 1) -> Put:
     sums = slice_checksums(payload, num_slices)
     return Put(PageRecord(b"P" + name, payload.nbytes, sums, payload.nbytes), payload)
 
@@ -287,6 +289,16 @@ def _opened(path: str, capacity_bytes: int, ways: DiskWays | None = None) -> Ite
         yield disk
     finally:
         disk.close(keep=False)
+
+
+@contextmanager
+def _folder_beside(path: str) -> Iterator[str]:
+    """Another folder on the same disk, for a second file: a tier locks its own."""
+    if not path:
+        yield ""
+        return
+    with TemporaryDirectory(dir=path) as folder:
+        yield folder
 
 
 @contextmanager
