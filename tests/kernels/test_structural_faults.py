@@ -1,4 +1,4 @@
-"""Faults of other kernels (part 6 of the structural reference, by its numbers), as tests of ours."""
+"""Faults of other kernels (part 6 of the structural reference, by number), as tests of ours."""
 
 from dataclasses import replace
 
