@@ -1,4 +1,4 @@
-"""What cannot go together: refused in one sentence that names the settings, before anything changes.
+"""What cannot go together: refused in a sentence that names the settings, before anything changes.
 
 The list of all such combinations of the structural settings; where one of them has more to it, the
 tests of its subject say so.
