@@ -2,10 +2,11 @@
 
 import pytest
 
-from workbench.lab import media_bench, write_policy_bench
+from workbench.lab import media_bench, object_split_bench, write_policy_bench
 from workbench.lab.cost_model_bench import measure_cost_model
 from workbench.lab.figures import report
 from workbench.lab.media_bench import measure_media
+from workbench.lab.object_split_bench import measure_split
 from workbench.lab.write_policy_bench import measure_writes
 from workbench.settings.tiers import DISK_LAYOUTS, WRITES
 
@@ -28,6 +29,16 @@ def test_every_medium_has_its_rates() -> None:
     assert len(report(figures).figures) == 12
     assert all(figure.value for figure in figures)
     assert all("no figure of a bucket" in f.note for f in figures if f.name.startswith("media_s3"))
+
+
+@pytest.mark.long
+def test_requests_that_share_a_link_fetch_the_same_by_any_split() -> None:
+    figures = measure_split(quiet, object_split_bench.QUICK)
+    assert [figure.name for figure in figures] == [
+        "object_added_ttft_ms_order", "object_added_ttft_ms_equal", "object_added_ttft_ms_slack",
+        "object_split_ratio",
+    ]  # fmt: skip
+    assert figures[0].note.endswith("tokens fetched 512")
 
 
 @pytest.mark.long

@@ -60,8 +60,11 @@ class KVHierarchy(Protocol):
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
 
-    def submit_load(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys and start loading them; returns the job's id."""
+    def submit_load(self, keys: Sequence[TierKey], compute_s: float = 0.0) -> int:
+        """Pin the keys and start loading them; returns the job's id.
+
+        `compute_s`: seconds of compute that the load can hide behind, infinite where nobody waits.
+        """
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

@@ -8,6 +8,7 @@ from workbench.lab import (
     disk_tier_bench,
     fault_run,
     media_bench,
+    object_split_bench,
     prestage_bench,
     restart_bench,
     write_policy_bench,
@@ -18,6 +19,7 @@ from workbench.lab.fault_run import FaultPlan, measure_faults
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
 from workbench.lab.media_bench import MediaPlan, measure_media
+from workbench.lab.object_split_bench import SplitPlan, measure_split
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
 from workbench.lab.trace_replay import measure_trace
@@ -44,6 +46,7 @@ def measure(
     figures += measure_writes(progress, write_policy_bench.QUICK if quick else WritePlan())
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
+    figures += measure_split(progress, object_split_bench.QUICK if quick else SplitPlan())
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
         sizes = fault_run.QUICK if quick else FaultPlan()
         figures += measure_faults(progress, Path(folder), sizes)

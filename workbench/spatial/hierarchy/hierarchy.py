@@ -122,9 +122,12 @@ class Hierarchy:
         """
         return self._lookups.estimate_load_s(keys)
 
-    def submit_load(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys and start loading them; returns the job's id."""
-        return self.jobs.submit(keys)
+    def submit_load(self, keys: Sequence[TierKey], compute_s: float = 0.0) -> int:
+        """Pin the keys and start loading them; returns the job's id.
+
+        `compute_s`: seconds of compute that the load can hide behind, infinite where nobody waits.
+        """
+        return self.jobs.submit(keys, compute_s)
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""
@@ -173,6 +176,7 @@ class Hierarchy:
             if self._touch(key, page.nbytes):
                 self.mover.renewed(key, facts)
                 return True
+        self.mover.ladder.slow_down()
         flat = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
         return self.mover.store(key, flat, num_slices, coded, facts)
 
@@ -250,7 +254,9 @@ class Hierarchy:
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
             num_jobs=len(self.jobs),
-            num_transfers_pending=mover.ladder.num_pending + len(mover.held),
+            num_transfers_pending=mover.ladder.num_pending
+            + mover.ladder.num_held
+            + len(mover.held),
             backlog_bytes=mover.ladder.backlog_bytes,
             copy_bytes_per_s=mover.copy_fit.bandwidth_bytes_per_s,
         )
@@ -332,5 +338,13 @@ class Hierarchy:
 
     def _stats(self, tier: SlowTier) -> TierStats:
         kind = tier.where.kind if tier.where is not None and tier.on else ""
-        mb_s, place = tier.bucket.mb_s, tier.place
-        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, tier.ios)
+        return tier_stats(
+            tier.name,
+            tier.table,
+            tier.counters,
+            tier.bucket.mb_s,
+            tier.place,
+            kind,
+            tier.ios,
+            tier.store_backlog_s,
+        )

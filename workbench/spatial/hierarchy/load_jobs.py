@@ -4,8 +4,10 @@ Pinning before reserving matters: making room for one page of a job must not evi
 same job (the field's write-back faults began there).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
 from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.paced_link import Load
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 
@@ -30,6 +33,7 @@ class _Slot:
     staged: np.ndarray | None = None
     staged_state: State = State.FAILED
     abandoned: bool = False
+    load: Load = Load(0)
 
     @property
     def waiting(self) -> bool:
@@ -58,14 +62,19 @@ class LoadJobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def submit(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys, start reading what lies below DRAM, and return the job's id."""
+    def submit(self, keys: Sequence[TierKey], compute_s: float = 0.0) -> int:
+        """Pin the keys, start reading what lies below DRAM, and return the job's id.
+
+        `compute_s`: seconds of compute that the load can hide behind.
+        """
         mover = self._mover
         now_s = mover.clock.now_s()
         slots = [_Slot(key) for key in keys]
         for slot in reversed(slots):  # last page first, so that a prefix outlives its tail
             self._pin_source(slot)
+        load = self._load(slots, compute_s)
         for slot in slots:
+            slot.load = load
             if slot.source is not None and slot.below is not None:
                 self._start_read(slot, slot.source, slot.below)
         g2_bytes = sum(slot.entry.page_bytes for slot in slots if slot.tier == G2 and slot.entry)
@@ -74,6 +83,12 @@ class LoadJobs:
         self._jobs[job.job_id] = job
         self._next_id += 1
         return job.job_id
+
+    def _load(self, slots: list[_Slot], compute_s: float) -> Load:
+        """Who shares a throttled link, and the rate at which its compute hides the load."""
+        num_bytes = sum(slot.source.page_bytes for slot in slots if slot.source is not None)
+        hiding = num_bytes / compute_s / 1e6 if compute_s > 0 else math.inf
+        return Load(self._next_id, hiding)
 
     def deliver(self) -> list[LoadResult]:
         """Results of the jobs whose pages are all there, each page verified just now."""
@@ -184,8 +199,8 @@ class LoadJobs:
                 if twin is not None and mover.settings.inclusive == "exclusive":
                     below.promoted(source)
             below.table.unpin(source)
-            ready_at_s = below.bucket.reserve(source.page_bytes, outcome.start_s)
-            mover.held.hold(below.name, ready_at_s, lambda: finish(outcome))
+            done = partial(finish, outcome)
+            below.bucket.pace(source.page_bytes, outcome.start_s, done, slot.load)
 
         below.read(source, buffer, then)
 

@@ -210,7 +210,8 @@ class Fetcher:
     ) -> Fetch:
         allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
         deadline_s = self.now_s() + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
-        job_id = self.hierarchy.submit_load(keys)
+        rest = request.num_tokens - (first + len(keys)) * self.manager.block_size
+        job_id = self.hierarchy.submit_load(keys, self.recompute_s(max(0, rest)) or 0.0)
         self._pending[job_id] = PendingLoad(job_id, first, request, deadline_s)
         return Fetch.LOADING
 
