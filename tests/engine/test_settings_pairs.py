@@ -13,7 +13,14 @@ from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
 from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES, PROMPT_CACHING
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
-from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, PLACEMENTS, PREFETCHES, WRITES
+from workbench.settings.tiers import (
+    ADMISSIONS,
+    INCLUSIONS,
+    PLACEMENTS,
+    PREFETCHES,
+    RETRIEVALS,
+    WRITES,
+)
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -64,6 +71,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.evict_ratio": (0.05, 0.3),
     "tiers.prefetch": PREFETCHES,
     "tiers.prestage": (False, True),
+    "tiers.retrieval": RETRIEVALS,
+    "tiers.retrieval_share": (0.5, 0.9),
     "retention.policy": ("none", "sink+window", "attention-mass"),
     "retention.budget_tokens": (16, 64),
     "retention.sink_tokens": (0, 4),
@@ -121,7 +130,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 56
+NUM_ROWS = 60
 
 
 def accepts(row: Row) -> bool:
