@@ -1,7 +1,7 @@
 """The throttle of slow tiers: loads before stores, shares by rule, and every byte at the rate."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.clock import ManualClock
@@ -104,6 +104,7 @@ def test_a_clock_far_from_zero_ends_all_the_same(start_s: float) -> None:
     assert len(t.ended) == 20 and len(t.link) == 0
 
 
+@settings(deadline=None)
 @given(
     split=st.sampled_from(["order", "equal", "slack"]),
     sizes=st.lists(
