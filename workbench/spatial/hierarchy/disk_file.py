@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
-from workbench.spatial.hierarchy.direct_io import DirectIo, DiskWays, IoCounts
+from workbench.spatial.hierarchy.direct_io import DiskWays, FileIo, IoCounts
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
 from workbench.spatial.hierarchy.disk_record import Placed, max_runs, page_blocks
@@ -27,9 +27,10 @@ from workbench.spatial.hierarchy.disk_space import (
 )
 from workbench.spatial.hierarchy.disk_table import DiskTable
 from workbench.spatial.hierarchy.disk_transfers import DiskTransfers, Write
+from workbench.spatial.hierarchy.disk_transports import SwitchedIo, open_io
 from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_errors import fault_reason
-from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
+from workbench.spatial.hierarchy.medium import Done, Get, MediumFault, PageRecord, Put
 
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
 
@@ -72,12 +73,14 @@ class DiskFile:
         self._closed = False
         try:
             self._file, self._direct = open_file(self.place, ways.direct)
-            self._io = DirectIo(self._file, ways)
+            self._io = SwitchedIo(open_io(self._file, ways))
             self._transfers = DiskTransfers(self._io)
             self._table = DiskTable(self._io)
             self._start()
-        except (OSError, TierError) as error:
-            why = refuse(self.place, capacity_bytes, error)
+        except (OSError, TierError, MediumFault) as error:
+            why = error
+            if not isinstance(error, MediumFault):
+                why = refuse(self.place, capacity_bytes, error)
             self._let_go(keep=not hasattr(self, "_file") or os.fstat(self._file).st_size > 0)
             raise why from None
 
@@ -202,6 +205,14 @@ class DiskFile:
             with contextlib.suppress(OSError):  # what it has grown meanwhile is above no cap
                 self._fit()
             return False
+
+    def open_transport(self, transport: str) -> FileIo:
+        """Another way to this file, for `use`; MediumFault where it cannot be had."""
+        return open_io(self._file, DiskWays(transport=transport))
+
+    def use(self, io: FileIo) -> None:
+        """Move bytes another way from now on."""
+        self._io.switch(io)
 
     def runs_of(self, key: bytes) -> tuple[Run, ...]:
         """Where a page lies, in blocks of 4096 bytes, its header first; KeyError if it does not."""
