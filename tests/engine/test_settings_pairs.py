@@ -13,7 +13,14 @@ from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
 from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES, PROMPT_CACHING
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
-from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, PREFETCHES, WRITES
+from workbench.settings.tiers import (
+    ADMISSIONS,
+    DISK_LAYOUTS,
+    INCLUSIONS,
+    PLACEMENTS,
+    PREFETCHES,
+    WRITES,
+)  # fmt: skip
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -51,11 +58,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scheduling.admit_whole_prompt": (True, False),
     "tiers.dram_mib": (0.06, 0.0),
     "tiers.disk_mib": (0.0, 0.5),
-    "tiers.policy": ("lru",),
+    "tiers.policy": PLACEMENTS,
     "tiers.gate": (True, False),
     "tiers.dram_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_codec": ("none", "planes+zstd", "cachegen"),
+    "tiers.disk_layout": DISK_LAYOUTS,
+    "tiers.disk_coalesce": (True, False),
     "tiers.write": WRITES,
     "tiers.write_hits": (1, 2),
     "tiers.inclusive": INCLUSIONS,
@@ -83,7 +92,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path",
             "tiers.disk_keep", "tiers.shared", "tiers.shared_address", "tiers.shared_mib",
-            "tiers.shared_throttle_mb_s", "tiers.object_url", "tiers.object_mib",
+            "tiers.shared_throttle_mb_s", "tiers.disk_transport", "tiers.object_url", "tiers.object_mib",
             "tiers.object_throttle_mb_s"}  # fmt: skip
 
 IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
@@ -96,6 +105,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.k_format", "tiers.disk_codec"): 3,
     ("cache.v_format", "tiers.disk_codec"): 3,
     ("cache.layer_plan", "tiers.disk_codec"): 1,
+    ("tiers.disk_codec", "tiers.disk_layout"): 2,
     ("cache.grouping", "retention.merge"): 6,
     ("cache.residual_tokens", "cache.mode"): 1,
     ("cache.residual_tokens", "cache.allocation"): 1,
@@ -121,7 +131,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 59
+NUM_ROWS = 64
 
 
 def accepts(row: Row) -> bool:

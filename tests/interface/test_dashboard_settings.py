@@ -29,7 +29,7 @@ from workbench.request import RequestSpec, SamplingParams
 
 CASES = ("llama_gqa_untied", "qwen2_bias_tied")
 NO_CONTROL: dict[str, str] = {}  # path -> why the dashboard cannot change it
-ONE_VALUE = {"tiers.policy": "there is one order"}
+ONE_VALUE: dict[str, str] = {}  # path -> why there is nothing to choose
 
 FOLDER, FILE = "<folder>", "<file>"  # filled in by the test
 VALUES: dict[str, Any] = {
@@ -73,6 +73,8 @@ REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"retention.positions": "compact"}, "retention.sparse", "quest", "retention.positions"),
     ({"cache.k_format": "int8"}, "tiers.disk_codec", "cachegen", "the cache has int8"),
     ({"tiers.disk_mib": 8.0}, "tiers.disk_path", FILE, FILE),
+    ({"tiers.disk_mib": 8.0}, "tiers.disk_transport", "nixl", "NIXL is not installed"),
+    ({"tiers.disk_codec": "planes+zstd"}, "tiers.disk_layout", "layer_first", "into one blob"),
     ({}, "tiers.disk_keep", True, "tiers.disk_path is empty"),
     ({}, "tiers.object_url", "s3://me:secret@bucket/x", "no user or password"),
     ({}, "tiers.object_url", "ftp://bucket", "give /folder"),

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from workbench.errors import SettingError
 from workbench.settings.declare import Section, setting
 
+DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
+DISK_LAYOUTS = ("block_first", "layer_first")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
 SHARED_TIERS = ("off", "store", "valkey")
 WRITES = ("back", "through", "selective")
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
+PLACEMENTS = ("lru", "cost", "importance")  # and what an engine's registry has besides
 ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
 
@@ -28,9 +31,12 @@ class TierSettings(Section, section="tiers"):
         0.0, change="hot", dim="S", low=0.0, high=1048576, unit="MiB", main=True
     )
     disk_path: str = setting("", change="hot", dim="S")
-    policy: str = setting("lru", change="hot", dim="S", choices=("lru",), main=True)
+    policy: str = setting("lru", change="hot", dim="S", choices=PLACEMENTS, own=True, main=True)
     gate: bool = setting(True, change="hot", dim="S")
     disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
+    disk_transport: str = setting("direct", change="hot", dim="S", choices=DISK_TRANSPORTS)
+    disk_layout: str = setting("block_first", change="hot", dim="S", choices=DISK_LAYOUTS)
+    disk_coalesce: bool = setting(True, change="hot", dim="S")
     dram_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )
@@ -75,6 +81,13 @@ class TierSettings(Section, section="tiers"):
             raise SettingError(
                 "tiers.disk_keep = true keeps the disk tier's file, but tiers.disk_path is empty: "
                 "give it a folder that is yours"
+            )
+
+        if self.disk_layout == "layer_first" and self.disk_codec != "none":
+            raise SettingError(
+                "tiers.disk_layout = layer_first puts each layer of a page elsewhere, but "
+                f"tiers.disk_codec = {self.disk_codec} packs a page into one blob: choose "
+                "block_first, or no codec"
             )
 
     @property

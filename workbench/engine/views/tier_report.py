@@ -7,18 +7,28 @@ import numpy as np
 
 from workbench.cache.keys import key_text
 from workbench.errors import SettingError
+from workbench.spatial.hierarchy.cost_probe import SizeCost
 from workbench.spatial.hierarchy.counters import FitStats, TierStats
 from workbench.spatial.hierarchy.faults import FAULTS, inject
+from workbench.spatial.hierarchy.io_thread import MOST_AT_ONCE
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.temporal.scheduling.loads import TierGain
-from workbench.tier_views import BlockMove, CostView, StoreView, TierReport, TiersReport
+from workbench.tier_views import (
+    BlockMove,
+    CostView,
+    SizeCostView,
+    StoreView,
+    TierReport,
+    TiersReport,
+)
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 KINDS = {"disk": "disk", "store": "shared store", "valkey": "Valkey", "objects": "objects"}
 USUAL = {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}
+OPTIONAL = ("NIXL", "kvikio")  # transports named wherever the medium is
 HOLDS = ("lease", "hard", "soft", "none")
 MOST_HELD_S = 86_400.0
 MOST_TRAVELLED = 40  # blocks offered where none is named
@@ -62,12 +72,18 @@ def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
         name=stats.name,
         medium=medium_name(stats),
         place=stats.place,
+        way=stats.way,
         enabled=stats.on,
         capacity_bytes=stats.capacity_bytes,
         used_bytes=stats.used_bytes,
         num_entries=stats.num_entries,
         load=_cost(stats.fit),
         store=_cost(stats.store_fit),
+        at_once=1 if stats.name == "G2" else MOST_AT_ONCE,
+        num_read_ios=None if stats.ios is None else stats.ios.num_reads,
+        num_write_ios=None if stats.ios is None else stats.ios.num_writes,
+        sizes=[_size(size) for size in stats.probe.sizes],
+        probe_s=stats.probe.seconds,
         hits=stats.num_hits,
         misses=stats.num_misses,
         num_stores=stats.num_stores,
@@ -94,9 +110,20 @@ def _cost(fit: FitStats) -> CostView:
     )
 
 
+def _size(size: SizeCost) -> SizeCostView:
+    return SizeCostView(
+        num_bytes=size.num_bytes,
+        load_s=size.load_s,
+        store_s=size.store_s,
+        num_tries=len(size.seconds),
+    )
+
+
 def medium_name(stats: TierStats) -> str:
     """What a tier's bytes lie on, in a word; where it is off, what they would lie on."""
-    return KINDS.get(stats.kind) or USUAL.get(stats.name, stats.name)
+    name = KINDS.get(stats.kind) or USUAL.get(stats.name, stats.name)
+    other = next((word for word in OPTIONAL if stats.way.startswith(word)), "")
+    return f"{name} ({other})" if other else name
 
 
 def journey(engine: "Engine", key: str) -> list[BlockMove]:

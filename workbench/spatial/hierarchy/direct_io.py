@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import NamedTuple, Protocol
 
 from workbench.spatial.hierarchy.aligned import ALIGN
+from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.io_errors import fault_reason
 
 DEPTH = 32
@@ -33,50 +34,31 @@ class Piece(NamedTuple):
     owner: int
 
 
-@dataclass(slots=True)
-class IoCounts:
-    """What a file has moved: I/Os handed to the kernel, and their bytes."""
-
-    num_reads: int = 0
-    num_writes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-    def count(self, num_bytes: int, write: bool) -> None:
-        """Count one I/O."""
-        if write:
-            self.num_writes += 1
-            self.written_bytes += num_bytes
-        else:
-            self.num_reads += 1
-            self.read_bytes += num_bytes
-
-    @property
-    def num_ios(self) -> int:
-        """Reads and writes."""
-        return self.num_reads + self.num_writes
-
-
 @dataclass(frozen=True)
 class DiskWays:
     """How to move bytes; what the kernel or the file system lacks is left out by itself.
 
     `ring`: io_uring at `depth`, else one system call an I/O. `direct`: past the page cache.
-    `coalesce`: whether pieces that follow each other are gathered. `transport`: another library in
-    the place of both, as `disk_transports` has it.
+    `coalesce`: whether pieces that follow each other are gathered. `layout`: see `disk_layout`.
+    `transport`: another library in the place of both, as `disk_transports` has it.
     """
 
     ring: bool = True
     direct: bool = True
     depth: int = DEPTH
     coalesce: bool = True
+    layout: str = "block_first"
     transport: str = "direct"
 
 
 class FileIo(Protocol):
-    """What moves pieces between memory and a file; one thread at a time."""
+    """What moves pieces between memory and a file; one thread at a time.
+
+    `coalesce`: whether what follows each other is one I/O, where the way knows of that.
+    """
 
     counts: IoCounts
+    coalesce: bool
 
     @property
     def way(self) -> str:
@@ -100,7 +82,7 @@ class DirectIo:
         ways = ways or DiskWays()
         self.counts = IoCounts()
         self._file = file
-        self._coalesce = ways.coalesce
+        self.coalesce = ways.coalesce
         self._ring = Ring.open(ways.depth) if ways.ring else None
 
     @property
@@ -110,7 +92,7 @@ class DirectIo:
 
     def run(self, pieces: Iterable[Piece], write: bool) -> dict[int, str]:
         """Move all pieces; returns the fault's word of each owner that failed."""
-        ios = self._count(gather(pieces) if self._coalesce else ([p] for p in pieces), write)
+        ios = self._count(gather(pieces) if self.coalesce else ([p] for p in pieces), write)
         if self._ring is not None:
             partial = self._ring.run(self._file, ios, write)
             if self._ring.broken:

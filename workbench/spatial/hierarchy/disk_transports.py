@@ -18,10 +18,10 @@ from workbench.spatial.hierarchy.direct_io import (
     DirectIo,
     DiskWays,
     FileIo,
-    IoCounts,
     Piece,
     move_singly,
 )
+from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.medium import MediumFault
 from workbench.spatial.hierarchy.nixl_agent import NixlAgent, NixlTransfer
 
@@ -51,6 +51,15 @@ class SwitchedIo:
         """How bytes move now."""
         return self.io.way
 
+    @property
+    def coalesce(self) -> bool:
+        """Whether what follows each other is one I/O, where the way knows of that."""
+        return self.io.coalesce
+
+    @coalesce.setter
+    def coalesce(self, coalesce: bool) -> None:
+        self.io.coalesce = coalesce
+
     def run(self, pieces: Iterable[Piece], write: bool) -> dict[int, str]:
         """Move all pieces."""
         return self.io.run(pieces, write)
@@ -70,6 +79,7 @@ class NixlIo:
     """A `FileIo` on NIXL's POSIX plug-in, two batches at a time."""
 
     way = "NIXL POSIX"
+    coalesce = False  # a descriptor a piece
 
     def __init__(self, file: int) -> None:
         self.counts = IoCounts()
@@ -107,6 +117,8 @@ class KvikioIo:
     GPUDirect Storage, which kvikio is for, moves bytes to the memory of a GPU alone; what it would
     do there is said by `way`, so that nobody takes these figures for it.
     """
+
+    coalesce = False  # a call a piece
 
     def __init__(self, file: int) -> None:
         self.counts = IoCounts()

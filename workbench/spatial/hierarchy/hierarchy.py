@@ -7,6 +7,7 @@ import numpy as np
 
 from workbench.cache.codec import Codec, CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.placement import PageFacts
 from workbench.cache.tier import LoadResult, Lookup
 from workbench.clock import Clock
 from workbench.config import TierSettings
@@ -53,7 +54,9 @@ class Hierarchy:
         self._epochs: dict[str, int] = {}
         self._closed = False
         counters = self.mover.counters[G2]
-        probe_memory(clock, counters.load_fit, counters.store_fit, self.mover.copy_fit)
+        counters.probe = probe_memory(
+            clock, counters.load_fit, counters.store_fit, self.mover.copy_fit
+        )
         try:
             self.configure(settings)
         except BaseException:
@@ -62,6 +65,7 @@ class Hierarchy:
 
     def begin_step(self, step: int) -> None:
         """What is stored or read from now on is so at this step of the engine."""
+        self.mover.placer.begin_step()
         for table in self._tables():
             table.step = step
 
@@ -137,12 +141,18 @@ class Hierarchy:
         self.complete_load(job_id)
 
     def store(
-        self, key: TierKey, page: np.ndarray, num_slices: int, coded: CodedRow | None = None
+        self,
+        key: TierKey,
+        page: np.ndarray,
+        num_slices: int,
+        coded: CodedRow | None = None,
+        facts: PageFacts | None = None,
     ) -> bool:
         """Copy a page down; False if no tier took it.
 
         `page`: uint8 [page_bytes], read before return, cut into `num_slices` checksummed parts.
-        `coded`: what a lossy codec may make of it, and under which key.
+        `coded`: what a lossy codec may make of it, and under which key. `facts`: what is known of
+        it, for the placement policy.
         A prefix key that is held already is only touched: its bytes cannot differ. A private key
         of an older epoch is refused, one of a newer epoch drops those before it. TierError if the
         page is not a multiple of `num_slices` bytes.
@@ -152,15 +162,19 @@ class Hierarchy:
                 f"a page of {page.nbytes} bytes cannot be cut into {num_slices} equal slices: "
                 "choose a divisor of the page's size"
             )
+        facts = facts or PageFacts()
+        facts.use(self.mover.clock.now_s())
+        self.mover.placer.block_tokens = facts.num_tokens or self.mover.placer.block_tokens
         if isinstance(key, PrivateKey):
             if not self._renew_private(key):
                 return False
         else:
             self.mover.ladder.admission.seen(key)
             if self._touch(key, page.nbytes):
+                self.mover.renewed(key, facts)
                 return True
         flat = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
-        return self.mover.store(key, flat, num_slices, coded)
+        return self.mover.store(key, flat, num_slices, coded, facts)
 
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""
@@ -318,5 +332,6 @@ class Hierarchy:
 
     def _stats(self, tier: SlowTier) -> TierStats:
         kind = tier.where.kind if tier.where is not None and tier.on else ""
-        bucket = tier.bucket
-        return tier_stats(tier.name, tier.table, tier.counters, bucket.mb_s, tier.place, kind)
+        mb_s, place = tier.bucket.mb_s, tier.place
+        way = tier.medium.way if tier.medium is not None else ""
+        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, way, tier.ios)

@@ -77,11 +77,14 @@ class Ladder:
         return None
 
     def reserve(self, of: Entry, below: int = 0) -> tuple[SlowTier, Entry] | None:
-        """A WRITING entry with its room in the first tier that takes a page; None if none does."""
-        for at in range(below, len(self.tiers)):
-            entry = self._entry(at, of)
+        """A WRITING entry with its room in the first tier that takes a page; None if none does.
+
+        The placement policy says which tiers are asked, and in which order.
+        """
+        for tier in self._mover.placer.takers(of, self.tiers[below:]):
+            entry = self._entry(self.tiers.index(tier), of)
             if entry is not None:
-                return self.tiers[at], entry
+                return tier, entry
         return None
 
     def copy_down(self, entry: Entry) -> None:
@@ -201,7 +204,7 @@ class Ladder:
             self.evict(at, victim)
         number = self._mover.next_generation()
         entry = Entry(key, of.page_bytes, charge, of.checksums, number, State.WRITING)
-        entry.coded = of.coded
+        entry.coded, entry.facts = of.coded, of.facts
         tier.table.add(entry)
         return entry
 
@@ -243,7 +246,7 @@ class Ladder:
             if outcome.reason:
                 mover.fault(tier.name, outcome.reason, victim)
             else:
-                tier.handed_down(victim.page_bytes, outcome.seconds)
+                tier.handed_down()
             tier.table.unpin(victim)
             ready_at_s = tier.bucket.reserve(victim.page_bytes, outcome.start_s)
             mover.held.hold(tier.name, ready_at_s, lambda: finish(outcome))

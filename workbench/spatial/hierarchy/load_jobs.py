@@ -124,13 +124,15 @@ class LoadJobs:
             slot.below, slot.source = found
             slot.tier = slot.below.name
             slot.below.table.pin(slot.source)
-            mover.ladder.admission.seen(slot.key)
+            mover.seen(slot.source)
 
     def _start_read(self, slot: _Slot, source: Entry, below: SlowTier) -> None:
         mover = self._mover
         twin = mover.dram.get(slot.key)
         if twin is None:
-            twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums, source.coded)
+            twin = mover.new_dram_entry(
+                slot.key, source.page_bytes, source.checksums, source.coded, source.facts
+            )
         else:  # the same key twice in one job: one read serves both
             mover.dram.pin(twin)
             slot.entry = twin

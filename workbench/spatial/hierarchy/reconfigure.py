@@ -11,11 +11,13 @@ from workbench.spatial.hierarchy.media import (
     MIB,
     SIZE_OF,
     WHAT,
+    arrange,
     capacity_bytes,
     check_sizes,
     open_medium,
     page_budget_bytes,
     place_of,
+    prepare,
     throttle_mb_s,
 )
 from workbench.spatial.hierarchy.medium import Medium
@@ -90,6 +92,8 @@ def _open_media(mover: Mover, settings: TierSettings) -> dict[str, Medium]:
             place = place_of(tier.name, settings)
             if place is not None and not _same(tier, place.kind, place.address):
                 opened[tier.name] = open_medium(tier.name, settings, mover.clock)
+            elif place is not None and tier.medium is not None:
+                prepare(tier.name, tier.medium, settings)
         _grow(mover, settings)
     except TierError:
         for medium in opened.values():
@@ -135,6 +139,7 @@ def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None)
     elif place is not None:
         tier.where = place
         lost += _resize(mover, at, size)
+    tier.adjust(lambda medium: arrange(medium, settings))
     return lost
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from workbench.cache.keys import PrefixKey, TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
+from workbench.cache.placement import facts_of
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
@@ -59,8 +60,8 @@ class Fetcher:
         if not self.enabled:
             return False
         data = self.store.read_row(self.manager.parts(row.blocks))
-        coded = self.lineages.coded(row)
-        if not self.hierarchy.store(row.key, data, self.num_slices, coded):
+        facts, coded = facts_of(self.manager.pool, row), self.lineages.coded(row)
+        if not self.hierarchy.store(row.key, data, self.num_slices, coded, facts):
             return False
         kept_s = self.manager.lifetimes.kept_for_s(row.chain_key)
         if kept_s:  # prompt caching: what somebody asked to keep goes last below HBM too
