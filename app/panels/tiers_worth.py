@@ -42,7 +42,7 @@ def _worth() -> None:
     )  # fmt: skip
     st.caption(_gate_line(page, report))
     ways = [
-        texts("tiers.way", tier=tier.name, medium=tier.medium, way=tier.way)
+        texts("tiers.moved_by", tier=tier.name, medium=tier.medium, way=tier.way)
         for tier in report.tiers
         if tier.enabled and tier.way
     ]

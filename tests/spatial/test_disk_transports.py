@@ -112,7 +112,7 @@ def test_a_batch_with_a_bad_piece_moves_the_others(tmp_path: Path, transport: st
 
 @pytest.mark.parametrize("transport", OPTIONAL)
 def test_a_transport_chosen_live_reads_what_the_other_wrote(tmp_path: Path, transport: str) -> None:
-    t = Harness(2, 8, RealClock(), disk_path=str(tmp_path))
+    t = Harness(0, 8, RealClock(), disk_path=str(tmp_path))
     for number in range(6):
         t.store(t.key(number))
         t.settle()

@@ -8,7 +8,7 @@ from workbench.settings.declare import Section, setting
 DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
 DISK_LAYOUTS = ("block_first", "layer_first")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
-SHARED_TIERS = ("off", "store", "valkey")
+SHARED_TIERS = ("off", "store", "valkey", "mooncake")  # the last: an optional package
 WRITES = ("back", "through", "selective")
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")

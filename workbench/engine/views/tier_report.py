@@ -26,7 +26,10 @@ from workbench.tier_views import (
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
-KINDS = {"disk": "disk", "store": "shared store", "valkey": "Valkey", "objects": "objects"}
+KINDS = {
+    "disk": "disk", "store": "shared store", "valkey": "Valkey", "mooncake": "Mooncake",
+    "objects": "objects",
+}  # fmt: skip
 USUAL = {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}
 OPTIONAL = ("NIXL", "kvikio")  # transports named wherever the medium is
 HOLDS = ("lease", "hard", "soft", "none")

@@ -128,10 +128,10 @@ class KvikioIo:
             self._handle: Any = kvikio.CuFile(f"/proc/self/fd/{file}", "r+")
             self._handle.pread(np.empty(0, np.uint8), 0).get()
         except (RuntimeError, OSError) as error:
-            why = str(error).rsplit(": ", 2)[-2:]
+            why = ": ".join(str(error).split(": ")[-3:])  # without the place in its source
             raise MediumFault(
                 "not_installed",
-                f"kvikio cannot move bytes on this machine ({': '.join(why)}): it needs NVIDIA's "
+                f"kvikio cannot move bytes on this machine ({why}): it needs NVIDIA's "
                 "driver; choose another transport",
             ) from None
         gds = kvikio.cufile_driver.properties.is_gds_available

@@ -10,6 +10,7 @@ from workbench.spatial.hierarchy.disk_file import DiskFile
 from workbench.spatial.hierarchy.disk_space import least_capacity_bytes
 from workbench.spatial.hierarchy.ladder import G3, POOL
 from workbench.spatial.hierarchy.medium import Medium, MediumFault, PageRecord
+from workbench.spatial.hierarchy.mooncake_pool import MooncakePool
 from workbench.spatial.hierarchy.object_store import ObjectStore
 from workbench.spatial.hierarchy.shared_store import SharedStoreClient
 from workbench.spatial.hierarchy.slow_tier import Place
@@ -55,7 +56,7 @@ def open_medium(name: str, settings: TierSettings, clock: Clock) -> Medium:
             ways = DiskWays(transport=settings.disk_transport)
             return DiskFile(settings.disk_path, size, keep=bool(settings.disk_path), ways=ways)
         if name == POOL:
-            pools = {"store": SharedStoreClient, "valkey": ValkeyPool}
+            pools = {"store": SharedStoreClient, "valkey": ValkeyPool, "mooncake": MooncakePool}
             return pools[settings.shared](settings.shared_address, size)
         return ObjectStore(settings.object_url, size, clock)
     except MediumFault as fault:
