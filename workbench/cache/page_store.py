@@ -1,6 +1,6 @@
 """The arena's bytes: the one place that reads or writes pages outside a kernel call."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Protocol
 
@@ -122,6 +122,13 @@ class PageStore:
         for offset, spec in parts:
             self._write(offset, row[start : start + spec.page_bytes])
             start += spec.page_bytes
+
+    def write_pieces(self, places: Iterable[tuple[int, int]], data: np.ndarray) -> None:
+        """Write uint8 bytes into the arena, one piece after another: (byte offset, bytes) each."""
+        start = 0
+        for offset, size in places:
+            self._write(offset, data[start : start + size])
+            start += size
 
     def lift(self, parts: Sequence[tuple[int, PageSpec]]) -> list[Tensor]:
         """Copies of pages on their device, uint8 [page_bytes] each, to `lay` down elsewhere."""

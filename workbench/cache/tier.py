@@ -41,6 +41,16 @@ class LoadResult:
     seconds: float
 
 
+@dataclass(frozen=True)
+class SliceSpan:
+    """When one slice of a job's pages moved up from a tier, in seconds of the engine's clock."""
+
+    tier: str
+    number: int
+    start_s: float
+    end_s: float
+
+
 class KVHierarchy(Protocol):
     """All tiers below HBM behind one interface; the engine thread alone calls it."""
 
@@ -59,8 +69,23 @@ class KVHierarchy(Protocol):
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
 
-    def submit_load(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys and start loading them; returns the job's id."""
+    def submit_load(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
+        """Pin the keys and start loading them; returns the job's id.
+
+        With `num_slices` the first slices of all pages come first, then the second ones.
+        """
+
+    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
+        """Whether all keys lie where they can be loaded by so many slices."""
+
+    def wait_slices(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
+        """Block until so many leading slices of a job's pages are there, or never will be."""
+
+    def slices(self, job_id: int, number: int) -> list[np.ndarray | None]:
+        """One slice of each page of a job, verified just now; None is a counted miss."""
+
+    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
+        """The tier of each page of a job, and when which slices moved so far."""
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

@@ -16,6 +16,8 @@ def bind_settings(engine: "Engine") -> None:
     cache, tiers = engine.config.cache, engine.config.tiers
     engine.fetcher.gate, engine.fetcher.prefetch.policy = tiers.gate, tiers.prefetch
     engine.fetcher.prestage.on = tiers.prestage
+    whole = engine.config.retention.sparse != "off"  # bounds of pages are made before the step
+    engine.fetcher.layers.on = tiers.load == "layerwise" and not whole
     enabled = tiers.any_on and cache.values == "hbm"
     engine.fetcher.enabled = enabled  # DRAM is taken, and K alone is no row
     engine.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"

@@ -10,6 +10,7 @@ SHARED_TIERS = ("off", "store", "valkey")
 WRITES = ("back", "through", "selective")
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
+LOADS = ("whole", "layerwise")
 ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
 
@@ -60,6 +61,7 @@ class TierSettings(Section, section="tiers"):
         0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )
 
+    load: str = setting("whole", change="hot", dim="T", choices=LOADS)
     prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
 

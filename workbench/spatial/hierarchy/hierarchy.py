@@ -1,13 +1,14 @@
 """All memory below HBM behind one interface: DRAM (G2) and the ladder under it, each optional."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from workbench.cache.codec import Codec, CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
-from workbench.cache.tier import LoadResult, Lookup
+from workbench.cache.tier import LoadResult, Lookup, SliceSpan
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
@@ -20,6 +21,8 @@ from workbench.spatial.hierarchy.lookups import Lookups
 from workbench.spatial.hierarchy.mover import G2, Mover, OnEvent
 from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+
+POLL_S = 0.0005  # at most, between looks at what a throttle holds back
 
 
 class Hierarchy:
@@ -113,9 +116,38 @@ class Hierarchy:
         """
         return self._lookups.estimate_load_s(keys)
 
-    def submit_load(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys and start loading them; returns the job's id."""
-        return self.jobs.submit(keys)
+    def submit_load(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
+        """Pin the keys and start loading them; returns the job's id.
+
+        With `num_slices` the first slices of all pages come first, then the second ones.
+        """
+        return self.jobs.submit(keys, num_slices)
+
+    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
+        """Whether all keys lie where they can be loaded by so many slices."""
+        return self._lookups.comes_in_slices(keys, num_slices)
+
+    def wait_slices(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
+        """Block until so many leading slices of a job's pages are there, or never will be.
+
+        False where the time was up first.
+        """
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self.mover.advance()
+            if self.jobs.arrived(job_id, num_slices):
+                return True
+            if time.monotonic() > until_s:
+                return False
+            self.mover.ladder.wait_done(POLL_S)
+
+    def slices(self, job_id: int, number: int) -> list[np.ndarray | None]:
+        """One slice of each page of a job, verified just now; None is a counted miss."""
+        return self.jobs.slices(job_id, number)
+
+    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
+        """The tier of each page of a job, and when which slices moved so far."""
+        return self.jobs.progress(job_id)
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

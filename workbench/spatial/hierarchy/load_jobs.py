@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.cache.keys import TierKey
-from workbench.cache.tier import LoadResult
+from workbench.cache.tier import LoadResult, SliceSpan
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
-from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.page_reads import PageRead, PageReads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 
@@ -27,14 +27,25 @@ class _Slot:
     entry: Entry | None = None
     source: Entry | None = None  # in a slow tier, pinned until its read has ended
     below: SlowTier | None = None  # which
-    staged: np.ndarray | None = None
-    staged_state: State = State.FAILED
-    abandoned: bool = False
+    read: PageRead | None = None
+    verify_s: float = 0.0
 
     @property
-    def waiting(self) -> bool:
-        state = self.entry.state if self.entry is not None else self.staged_state
-        return state is State.WRITING
+    def staged(self) -> np.ndarray | None:
+        """The buffer of a page that found no room in DRAM."""
+        return self.read.buffer if self.read is not None and self.read.twin is None else None
+
+    @property
+    def state(self) -> State:
+        """Whether the page can be read: of the entry in DRAM, else of the buffer."""
+        if self.entry is not None:
+            return self.entry.state
+        return self.read.state if self.read is not None else State.FAILED
+
+    def arrived(self, num_slices: int) -> bool:
+        """Whether so many leading slices are there, or never will be."""
+        come = self.read.num_slices if self.read is not None else 0
+        return self.state is not State.WRITING or come >= num_slices
 
 
 @dataclass(eq=False, slots=True)
@@ -42,9 +53,11 @@ class _Job:
     job_id: int
     slots: list[_Slot]
     start_s: float
-    ready_at_s: float
+    ready_at_s: float  # of what lies in DRAM, as its throttle lets it
+    num_slices: int
     delivered: bool = False
-    keys: tuple[TierKey, ...] = field(default=())
+    keys: tuple[TierKey, ...] = ()
+    spans: list[SliceSpan] = field(default_factory=list)
 
 
 class LoadJobs:
@@ -52,41 +65,55 @@ class LoadJobs:
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
+        self._reads = PageReads(mover)
         self._jobs: dict[int, _Job] = {}
         self._next_id = 1
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def submit(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys, start reading what lies below DRAM, and return the job's id."""
+    def submit(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
+        """Pin the keys, start reading what lies below DRAM, and return the job's id.
+
+        With `num_slices` the first slices of all pages come first, then the second ones.
+        """
         mover = self._mover
         now_s = mover.clock.now_s()
         slots = [_Slot(key) for key in keys]
         for slot in reversed(slots):  # last page first, so that a prefix outlives its tail
             self._pin_source(slot)
-        for slot in slots:
-            if slot.source is not None and slot.below is not None:
-                self._start_read(slot, slot.source, slot.below)
+        reads = [read for slot in slots if (read := self._destination(slot)) is not None]
         g2_bytes = sum(slot.entry.page_bytes for slot in slots if slot.tier == G2 and slot.entry)
         ready_at_s = mover.dram_bucket.reserve(g2_bytes, now_s) if g2_bytes else now_s
-        job = _Job(self._next_id, slots, now_s, ready_at_s, keys=tuple(keys))
+        job = _Job(self._next_id, slots, now_s, ready_at_s, num_slices, keys=tuple(keys))
+        self._reads.start(reads, num_slices, job.spans.append)
         self._jobs[job.job_id] = job
         self._next_id += 1
         return job.job_id
 
     def deliver(self) -> list[LoadResult]:
         """Results of the jobs whose pages are all there, each page verified just now."""
-        now_s = self._mover.clock.now_s()
         results = []
         for job in self._jobs.values():
-            if job.delivered or now_s < job.ready_at_s:
-                continue
-            if any(slot.waiting for slot in job.slots):
+            if job.delivered or not self._arrived(job, job.num_slices):
                 continue
             job.delivered = True
             results.append(self._result(job))
         return results
+
+    def arrived(self, job_id: int, num_slices: int) -> bool:
+        """Whether so many leading slices of every page are there, or never will be."""
+        return self._arrived(self._job(job_id), num_slices)
+
+    def slices(self, job_id: int, number: int) -> list[np.ndarray | None]:
+        """One slice of every page, verified just now; None is a counted miss."""
+        job = self._job(job_id)
+        return [self._slice(slot, number, job.num_slices) for slot in job.slots]
+
+    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
+        """The tier of each page, and when which slices moved so far."""
+        job = self._job(job_id)
+        return tuple(slot.tier for slot in job.slots), job.spans
 
     def finish(self, job_id: int) -> None:
         """Release what a job holds; in-flight reads release theirs when they end."""
@@ -96,16 +123,24 @@ class LoadJobs:
         for slot in job.slots if job is not None else ():
             if slot.entry is not None:
                 self._mover.dram.unpin(slot.entry)
-            if slot.staged is not None:
-                if slot.staged_state is State.WRITING:
-                    slot.abandoned = True
-                else:
-                    self._mover.staging.give(slot.staged)
+            if slot.read is not None:
+                self._reads.leave(slot.read)
 
     def finish_all(self) -> None:
         """Release every job."""
         for job_id in list(self._jobs):
             self.finish(job_id)
+
+    def _job(self, job_id: int) -> _Job:
+        if job_id not in self._jobs:
+            raise IntegrityError(f"load job {job_id} is not in flight: pass submit_load's id")
+        return self._jobs[job_id]
+
+    def _arrived(self, job: _Job, num_slices: int) -> bool:
+        paced_s = (job.ready_at_s - job.start_s) * num_slices / job.num_slices
+        if self._mover.clock.now_s() < job.start_s + paced_s:
+            return False
+        return all(slot.arrived(num_slices) for slot in job.slots)
 
     def _pin_source(self, slot: _Slot) -> None:
         mover = self._mover
@@ -126,66 +161,29 @@ class LoadJobs:
             slot.below.table.pin(slot.source)
             mover.ladder.admission.seen(slot.key)
 
-    def _start_read(self, slot: _Slot, source: Entry, below: SlowTier) -> None:
-        mover = self._mover
+    def _destination(self, slot: _Slot) -> PageRead | None:
+        """Where a page that lies below DRAM is read to; None where nothing is to be read."""
+        mover, source, below = self._mover, slot.source, slot.below
+        if source is None or below is None:
+            return None
         twin = mover.dram.get(slot.key)
-        if twin is None:
-            twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums, source.coded)
-        else:  # the same key twice in one job: one read serves both
+        if twin is not None:  # the same key twice in one job: one read serves both
             mover.dram.pin(twin)
             slot.entry = twin
             below.table.unpin(source)
-            return
+            return None
+        twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums, source.coded)
         if twin is not None:
             mover.dram.pin(twin)  # by the read
             mover.dram.pin(twin)  # by the job
             slot.entry = twin
-            buffer = twin.buffer
-        else:
-            buffer = slot.staged = mover.staging.take(source.page_bytes)
-            slot.staged_state = State.WRITING
+        buffer = twin.buffer if twin is not None else mover.staging.take(source.page_bytes)
         if buffer is None:
-            slot.staged_state = State.FAILED
             mover.fault(below.name, "no_room", source)
             below.table.unpin(source)
-            return
-        self._read(slot, source, twin, buffer, below)
-
-    def _read(
-        self, slot: _Slot, source: Entry, twin: Entry | None, buffer: np.ndarray, below: SlowTier
-    ) -> None:
-        mover = self._mover
-
-        def finish(outcome: Outcome) -> None:
-            state = State.FAILED if outcome.reason else State.READY
-            if twin is not None:
-                twin.state = state
-                twin.checksums = source.checksums
-                if outcome.reason:
-                    mover.dram.remove(twin)
-                else:
-                    mover.publish(G2, twin)
-                mover.dram.unpin(twin)
-            else:
-                slot.staged_state = state
-                if slot.abandoned:
-                    mover.staging.give(buffer)
-
-        def then(outcome: Outcome) -> None:
-            if outcome.record is not None:  # as another engine put it
-                source.record, source.checksums = outcome.record, outcome.record.checksums
-            if outcome.reason:
-                mover.fault(below.name, outcome.reason, source)
-                below.table.remove(source)
-            else:
-                below.loaded(source.page_bytes, outcome.seconds)
-                if twin is not None and mover.settings.inclusive == "exclusive":
-                    below.promoted(source)
-            below.table.unpin(source)
-            ready_at_s = below.bucket.reserve(source.page_bytes, outcome.start_s)
-            mover.held.hold(below.name, ready_at_s, lambda: finish(outcome))
-
-        below.read(source, buffer, then)
+            return None
+        slot.read = PageRead(source, below, twin, buffer)
+        return slot.read
 
     def _result(self, job: _Job) -> LoadResult:
         mover = self._mover
@@ -211,14 +209,35 @@ class LoadJobs:
     def _verified(self, slot: _Slot) -> np.ndarray | None:
         mover, entry = self._mover, slot.entry
         if entry is None:
-            return slot.staged if slot.staged_state is State.READY else None
+            return slot.staged if slot.state is State.READY else None
         if entry.state is not State.READY or entry.buffer is None:
             return None
         start_s = mover.clock.now_s()
         if slice_checksums(entry.buffer, len(entry.checksums)) != entry.checksums:
-            mover.fault(G2, "corrupt", entry)
-            mover.dram.remove(entry)
+            self._corrupt(entry)
             return None
         if slot.tier == G2:
             mover.counters[G2].loaded(entry.page_bytes, mover.clock.now_s() - start_s)
         return entry.buffer
+
+    def _slice(self, slot: _Slot, number: int, num_slices: int) -> np.ndarray | None:
+        mover, entry = self._mover, slot.entry
+        holder = entry if entry is not None else slot.read.source if slot.read else None
+        buffer = entry.buffer if entry is not None else slot.staged
+        missing = slot.state is State.FAILED or not slot.arrived(number + 1)
+        if holder is None or buffer is None or missing or len(holder.checksums) != num_slices:
+            return None
+        start_s, size = mover.clock.now_s(), buffer.nbytes // num_slices
+        view = buffer[number * size : (number + 1) * size]
+        if slice_checksums(view, 1)[0] != holder.checksums[number]:
+            if entry is not None:
+                self._corrupt(entry)
+            return None
+        slot.verify_s += mover.clock.now_s() - start_s
+        if slot.tier == G2 and number == num_slices - 1:
+            mover.counters[G2].loaded(buffer.nbytes, slot.verify_s)
+        return view
+
+    def _corrupt(self, entry: Entry) -> None:
+        self._mover.fault(G2, "corrupt", entry)
+        self._mover.dram.remove(entry)

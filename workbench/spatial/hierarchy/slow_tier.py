@@ -168,6 +168,27 @@ class SlowTier:
         """Read and verify an entry's page in the background."""
         self.io.queue(Op(GET, encode_key(entry.key), Page(entry, page)), then, entry.page_bytes)
 
+    def sliced(self, entry: Entry, num_slices: int) -> bool:
+        """Whether an entry's page can be read slice by slice: no codec has packed it."""
+        plain = not entry.record.codec if entry.record is not None else self.edge.codec is None
+        return plain and len(entry.checksums) == num_slices
+
+    def read_slice(
+        self,
+        pages: Sequence[tuple[Entry, np.ndarray]],
+        number: int,
+        then: Callable[[list[Outcome]], None],
+    ) -> None:
+        """Read and verify one slice of several pages in the background, together."""
+        found: list[Outcome] = []
+
+        def run() -> Outcome:
+            found.extend(self.calls.get_slice([Page(*page) for page in pages], number))
+            return Outcome()
+
+        num_bytes = sum(entry.page_bytes // len(entry.checksums) for entry, _ in pages)
+        self.io.submit(run, lambda outcome: then(found or [outcome] * len(pages)), num_bytes)
+
     def leave(self, entry: Entry) -> None:
         """Delete a page right after the read that was queued before; its room is free for others.
 

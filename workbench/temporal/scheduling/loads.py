@@ -35,6 +35,22 @@ class PendingLoad:
     first: int
     request: Request
     deadline_s: float
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What continues a hit: pages that are loaded, or those of a load that comes by layers."""
+
+    lineage: str
+    pages: list[np.ndarray] = field(default_factory=list)
+    keys: list[TierKey] = field(default_factory=list)
+    coming: PendingLoad | None = None
+
+    @property
+    def num_pages(self) -> int:
+        """How many pages."""
+        return len(self.keys) if self.coming is not None else len(self.pages)
 
 
 @dataclass

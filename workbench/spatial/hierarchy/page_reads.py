@@ -1,0 +1,132 @@
+"""Reads of pages from slow tiers into DRAM or staging, whole or slice by slice.
+
+whole       | page 0 | page 1 | page 2 |
+by slices   | 0.0 1.0 2.0 | 0.1 1.1 2.1 | ...        page.slice: the first slices come first
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.cache.tier import SliceSpan
+from workbench.spatial.hierarchy.entries import Entry, State
+from workbench.spatial.hierarchy.io_thread import Outcome
+from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.slow_tier import SlowTier
+
+OnSpan = Callable[[SliceSpan], None]
+
+
+@dataclass(eq=False, slots=True)
+class PageRead:
+    """One page on its way up: into `twin`, its entry in DRAM, or else a buffer of staging.
+
+    `source` and `twin` are pinned until it has ended. `num_slices`: that have come, verified.
+    """
+
+    source: Entry
+    below: SlowTier
+    twin: Entry | None
+    buffer: np.ndarray
+    state: State = State.WRITING
+    reason: str = ""
+    seconds: float = 0.0
+    num_slices: int = 0
+    abandoned: bool = False
+
+
+class PageReads:
+    """Starts reads and lets their ends take effect; the engine's thread only."""
+
+    def __init__(self, mover: Mover) -> None:
+        self._mover = mover
+
+    def start(self, reads: Sequence[PageRead], num_slices: int, on_span: OnSpan) -> None:
+        """Read pages in the background, by so many slices where that is more than one.
+
+        `on_span` hears of each slice of a tier's pages. Pages of other slices are read whole.
+        """
+        by_tier: dict[str, list[PageRead]] = defaultdict(list)
+        for read in reads:
+            if num_slices > 1 and read.below.sliced(read.source, num_slices):
+                by_tier[read.below.name].append(read)
+            else:
+                self._whole(read)
+        for batch in by_tier.values():
+            for number in range(num_slices):
+                self._slice(batch, number, number + 1 == num_slices, on_span)
+
+    def leave(self, read: PageRead) -> None:
+        """Nobody waits for a read any more: a buffer of staging goes back once it has ended."""
+        if read.twin is not None:
+            return
+        if read.state is State.WRITING:
+            read.abandoned = True
+        else:
+            self._mover.staging.give(read.buffer)
+
+    def _whole(self, read: PageRead) -> None:
+        def then(outcome: Outcome) -> None:
+            if outcome.record is not None:  # as another engine put it
+                read.source.record = outcome.record
+                read.source.checksums = outcome.record.checksums
+            read.reason, read.seconds = outcome.reason, outcome.seconds
+            self._ended(read)
+            ready_at_s = read.below.bucket.reserve(read.source.page_bytes, outcome.start_s)
+            self._mover.held.hold(read.below.name, ready_at_s, lambda: self._landed(read))
+
+        read.below.read(read.source, read.buffer, then)
+
+    def _slice(self, batch: list[PageRead], number: int, last: bool, on_span: OnSpan) -> None:
+        below = batch[0].below
+
+        def arrive() -> None:
+            for read in batch:
+                read.num_slices += not read.reason
+                if last:
+                    self._landed(read)
+
+        def then(outcomes: list[Outcome]) -> None:
+            num_bytes = 0
+            for read, outcome in zip(batch, outcomes, strict=True):
+                read.reason = read.reason or outcome.reason
+                read.seconds += outcome.seconds
+                num_bytes += read.source.page_bytes // len(read.source.checksums)
+                if last:
+                    self._ended(read)
+            start_s = outcomes[0].start_s
+            end_s = start_s + sum(outcome.seconds for outcome in outcomes)
+            ready_at_s = below.bucket.reserve(num_bytes, start_s)
+            on_span(SliceSpan(below.name, number, start_s, max(end_s, ready_at_s)))
+            self._mover.held.hold(below.name, ready_at_s, arrive)
+
+        below.read_slice([(read.source, read.buffer) for read in batch], number, then)
+
+    def _ended(self, read: PageRead) -> None:
+        """The medium is done with a page."""
+        mover, source, below = self._mover, read.source, read.below
+        if read.reason:
+            mover.fault(below.name, read.reason, source)
+            below.table.remove(source)
+        else:
+            below.loaded(source.page_bytes, read.seconds)
+            if read.twin is not None and mover.settings.inclusive == "exclusive":
+                below.promoted(source)
+        below.table.unpin(source)
+
+    def _landed(self, read: PageRead) -> None:
+        """A page may be read, as its throttle lets it; or it failed."""
+        mover, twin = self._mover, read.twin
+        read.state = State.FAILED if read.reason else State.READY
+        if twin is None:
+            if read.abandoned:
+                mover.staging.give(read.buffer)
+            return
+        twin.state, twin.checksums = read.state, read.source.checksums
+        if read.reason:
+            mover.dram.remove(twin)
+        else:
+            mover.publish(G2, twin)
+        mover.dram.unpin(twin)
