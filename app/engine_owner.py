@@ -89,7 +89,7 @@ def _lock() -> tuple[IO[str] | None, str]:
         return None, ""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.seek(0)
         pid = file.read().strip() or "unknown"
         file.close()

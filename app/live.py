@@ -16,6 +16,7 @@ MAX_SOCKETS = 64
 HELLO_TIMEOUT_S = 10.0
 _TAB = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _POLICY, _TRY_LATER = 1008, 1013  # RFC 6455 close codes
+_GONE = (WebSocketDisconnect, RuntimeError)  # Starlette raises either for a send after the end
 
 
 class Viewer:
@@ -130,7 +131,7 @@ async def _hello(socket: WebSocket) -> str | None:
         if isinstance(tab, str) and _TAB.fullmatch(tab):
             return tab
     except WebSocketDisconnect:
-        return None
+        return None  # the tab is gone: nobody reads a refusal
     except (KeyError, TypeError, ValueError, TimeoutError):
         pass  # no hello, whatever else it was: the sentence below is the answer
     await socket.close(_POLICY, 'the first message must be {"tab": "<id>"}')
@@ -147,4 +148,7 @@ async def _until_closed(socket: WebSocket, viewer: Viewer) -> None:
     finally:
         for task in (sending, receiving):
             task.cancel()
-        await asyncio.gather(sending, receiving, return_exceptions=True)
+        ends = await asyncio.gather(sending, receiving, return_exceptions=True)
+    for end in ends:  # cancelled, or the tab went while a frame was sent; anything else is ours
+        if isinstance(end, Exception) and not isinstance(end, _GONE):
+            raise end

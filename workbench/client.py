@@ -178,7 +178,7 @@ class EngineClient(EngineLink):
             try:
                 frame = self._call(protocol.GetFrame(), bytes)
             except WorkbenchError:
-                return self._frame
+                return self._frame  # the engine has ended, as `state` tells: the last picture stays
             with self._lock:
                 self._frame = frame
         return frame
@@ -202,6 +202,13 @@ class EngineClient(EngineLink):
     def inject_fault(self, kind: str) -> str:
         """Damage real bytes of a tier; the key that was hit, empty if nothing was there to hit."""
         return self._call(protocol.InjectFault(kind), str)
+
+    def hold_block(self, key: str, kind: str, seconds: float = 0.0) -> str:
+        """Keep a block in the tiers (lease, hard, soft) or let it go (none); its key, or nothing.
+
+        `key`: hex, or the beginning of it. SettingError for a kind that does not exist.
+        """
+        return self._call(protocol.HoldBlock(key, kind, seconds), str)
 
     def start_shadow(self, request_id: str) -> None:
         """Also compute one running request in full precision."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.errors import SettingError
 
-KINDS = ("page_format", "codec", "tier", "order", "retention", "eviction", "index")
+KINDS = ("page_format", "codec", "tier", "order", "retention", "eviction", "index", "placement")
 
 
 class Registry:

@@ -19,7 +19,8 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
-    computing those again was predicted to take.
+    computing those again was predicted to take. `num_held`: blocks under a lease or pin now;
+    `num_soft`: those that go last.
     """
 
     name: str
@@ -46,6 +47,48 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     fetched_tokens: int
     fetch_s: float
     recompute_s: float
+    num_held: int = 0
+    num_soft: int = 0
+
+
+class StoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shared store holds for all its engines, as it said last.
+
+    `leased`: pages that a reader holds; `held`: kept for requests that wait; the others have gone.
+    """
+
+    pages: int
+    leased: int
+    held: int
+    evicted: int
+    expired: int
+
+
+class SpanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of one step in ms from its first transfer on, over the layers `first` to `last`.
+
+    `row`: the tier that loaded, `wait` where the step stood still, `compute` where it did not.
+    """
+
+    row: str
+    first: int
+    last: int
+    start_ms: float
+    end_ms: float
+
+
+class OverlapView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest step that loaded by layers: what moved, what waited, what was computed.
+
+    `hidden`: the share of the transfers' time in which the step did not wait for them.
+    """
+
+    request_ids: list[str]
+    spans: list[SpanView]
+    transfer_ms: float
+    wait_ms: float
+    compute_ms: float
+    hidden: float
 
 
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +108,8 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int
     num_failed_pages: int
     damages: list[str]
+    overlap: OverlapView | None = None
+    store: StoreView | None = None
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

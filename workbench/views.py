@@ -126,8 +126,10 @@ class BlockView(msgspec.Struct, frozen=True, kw_only=True):
     mass: float | None
     evict_rank: int  # 1 = next to go; 0 = not evictable
     num_evictable: int
-    why: str  # kind of reason: owned, shared, cached, free, pinned, private, stored
+    # Kind of reason: owned, shared, cached, free, pinned, private, stored; leased, held, soft.
+    why: str
     text: str = ""
+    held_s: float | None = None  # seconds of a lease or a soft pin that are left
 
 
 class ApplyReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,7 @@ class Engine:
         try:
             return self.client.outputs(request_id).text
         except WorkbenchError:
-            return ""
+            return ""  # forgotten, or the engine has ended, which the page's own face tells
 
     def restart(self) -> None:
         """Start a new process that goes on where each answer was."""

@@ -212,6 +212,7 @@ def _knob(page: Page, path: str) -> None:
         st.toggle(value=value, **common)
     elif meta["choices"]:
         options = ordered_choices(path)
+        options += [] if value in options else [value]  # a policy of one's own
         st.selectbox(options=options, index=options.index(value), format_func=told, **common)
     elif isinstance(item.default, str):
         st.text_input(value=value, max_chars=400, **common)

@@ -11,7 +11,8 @@ from app.quality.jobs import Result
 from app.quality.settings import CURRENT
 from app.text import Texts
 from app.text.sentences import change_text, escape
-from workbench.quality.job_protocol import ReportView, quality_changes
+from workbench.quality.job_protocol import quality_changes
+from workbench.quality.results import QualityReport
 
 Row = tuple[str, str, str]  # label, value with its unit, a note
 
@@ -41,7 +42,7 @@ def show_current(page: Page) -> None:
     st.caption(escape(basis(texts, result)))
 
 
-def report_rows(texts: Texts, report: ReportView) -> list[Row]:
+def report_rows(texts: Texts, report: QualityReport) -> list[Row]:
     """The figures in which a setting is judged, each with its unit."""
     nats = texts("quality.nats")
     interval, change = texts("quality.no_interval"), texts("quality.no_interval")
@@ -64,7 +65,7 @@ def report_rows(texts: Texts, report: ReportView) -> list[Row]:
     ]  # fmt: skip
 
 
-def divergence(texts: Texts, report: ReportView) -> str:
+def divergence(texts: Texts, report: QualityReport) -> str:
     """After how many tokens the first greedy choice differs, the median over windows."""
     found = [count for count in report.first_divergence if count >= 0]
     if not found:

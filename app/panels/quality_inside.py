@@ -17,8 +17,9 @@ from app.quality.figures import (
 from app.quality.jobs import Result
 from app.text import Texts
 from app.text.sentences import escape
-from workbench.quality.job_protocol import NamedSetting, ProbesLine
+from workbench.quality.job_protocol import ProbesLine
 from workbench.quality.plan import QualityPlan
+from workbench.quality.results import Setting
 from workbench.settings.model import WEIGHT_FORMATS
 
 SPACES = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥"})
@@ -61,7 +62,7 @@ def look_inside() -> None:
     page = current_page()
     result = chosen_result(page)
     if result is not None:
-        setting = NamedSetting(name=result.report.name, changes=result.report.changes)
+        setting = Setting(name=result.report.name, changes=result.report.changes)
         start_job(page, [setting], same_plan(result), "inside", probes=True)
 
 

@@ -10,8 +10,9 @@ from app.panels.page import Page, current_page, open_page
 from app.quality.jobs import QualityJobs, Status, job_threads
 from app.quality.settings import CURRENT, current_setting
 from app.text.sentences import escape
-from workbench.quality.job_protocol import JobPlan, NamedSetting
+from workbench.quality.job_protocol import JobPlan
 from workbench.quality.plan import LIVE_PLAN, QualityPlan
+from workbench.quality.results import Setting
 
 LIVE_LIMIT_S = 27.0  # of 30: the process starts before it, and the running step ends after it
 RUNNING_POLL_S, IDLE_POLL_S = 1.0, 3.0
@@ -44,7 +45,7 @@ SIZES = ("quick", "live", "thorough")
 
 def start_job(
     page: Page,
-    settings: list[NamedSetting],
+    settings: list[Setting],
     plan: QualityPlan,
     kind: str,
     *,

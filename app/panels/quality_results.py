@@ -15,7 +15,7 @@ from app.quality.pareto import pareto_figure
 from app.quality.settings import changes_to_apply
 from app.text.sentences import change_text, escape
 from workbench.config import all_settings
-from workbench.quality.job_protocol import BytesView
+from workbench.quality.results import ByteReport
 
 PLOT_KEY, TABLE_KEY, PICK_KEY = "quality_plot", "quality_table", "quality_pick"
 PLOT_CONFIG = {"displayModeBar": False, "doubleClick": False, "scrollZoom": False}
@@ -123,7 +123,7 @@ def show_chosen(page: Page) -> None:
     st.caption(escape(basis(texts, result)))
 
 
-def _read_share(size: BytesView) -> str:
+def _read_share(size: ByteReport) -> str:
     """Bytes that a token reads, over those that are stored."""
     return f"{100 * size.read_per_token / max(1, size.allocated):.0f} %"
 

@@ -16,8 +16,8 @@ from app.quality.settings import (
 )
 from app.text.sentences import escape, value_text
 from workbench.errors import WorkbenchError
-from workbench.quality.job_protocol import NamedSetting
 from workbench.quality.plan import QualityPlan
+from workbench.quality.results import Setting
 
 MAX_NAMED_PROBLEMS = 5
 FORMATS_KEY, KEEP_KEY, SPARSE_KEY, SIZE_KEY = (
@@ -134,9 +134,7 @@ def run_all_formats() -> None:
     start_sweep(page, format_settings(), sweep_plan(page, "quick"), probes=False)
 
 
-def start_sweep(
-    page: Page, settings: list[NamedSetting], plan: QualityPlan, *, probes: bool
-) -> None:
+def start_sweep(page: Page, settings: list[Setting], plan: QualityPlan, *, probes: bool) -> None:
     """Start a sweep, or say that nothing is chosen."""
     if not settings:
         page.state.problem = page.texts("quality.nothing_chosen")
@@ -144,7 +142,7 @@ def start_sweep(
     start_job(page, settings, plan, "sweep", probes=probes)
 
 
-def _names(settings: list[NamedSetting]) -> set[str]:
+def _names(settings: list[Setting]) -> set[str]:
     return {item.name for item in settings}
 
 
@@ -169,7 +167,7 @@ def file_dropped() -> None:
     page.state.quality_file_report = told
 
 
-def _file_settings(page: Page) -> list[NamedSetting]:
+def _file_settings(page: Page) -> list[Setting]:
     file: Any = held(FILE_KEY)
     if file is None:
         return []

@@ -3,7 +3,8 @@
 import pandas as pd
 import streamlit as st
 
-from app.panels.page import Page
+from app.panels.act import attempt
+from app.panels.page import Page, current_page
 from app.panels.tiers_worth import PLOT_CONFIG
 from app.text.sentences import escape
 from app.tiers.figures import journey_figure
@@ -11,6 +12,7 @@ from workbench.errors import WorkbenchError
 from workbench.tier_views import BlockMove
 
 SHORT = 12  # hex digits shown of a hash
+HOLDS = {"lease": 60.0, "soft": 600.0, "hard": 0.0, "none": 0.0}  # seconds, where it has an end
 
 
 def show_journey(page: Page) -> None:
@@ -39,6 +41,7 @@ def show_journey(page: Page) -> None:
     if len({move.key for move in moves}) > 1:
         st.caption(escape(texts("tiers.several_blocks", block=typed)))
         moves = [move for move in moves if move.key == moves[0].key]
+    _hold_buttons(page, moves[0].key)
     names = [tier.name for tier in page.snapshot.tiers] if page.snapshot else []
     st.plotly_chart(
         journey_figure(texts, moves, names), key="tiers_journey", config=PLOT_CONFIG,
@@ -57,10 +60,31 @@ def show_journey(page: Page) -> None:
     st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=180)
 
 
+def _hold_buttons(page: Page, key: str) -> None:
+    with st.container(key="tiers_holds", horizontal=True, gap="xsmall"):
+        for kind in HOLDS:
+            st.button(
+                page.texts(f"tiers.hold.{kind}"), key=f"hold_{kind}", on_click=hold,
+                args=(key, kind), disabled=page.locked, help=page.texts(f"tiers.hold_help.{kind}"),
+            )  # fmt: skip
+
+
+def hold(key: str, kind: str) -> None:
+    """Callback: lease or pin a block, or let it go, and say what to look at."""
+    page = current_page()
+
+    def run() -> str:
+        held = page.engine.client.hold_block(key, kind, HOLDS[kind])
+        told = f"tiers.hold_done.{kind}" if held else "tiers.hold_absent"
+        return page.texts(told, block=key[:SHORT])
+
+    attempt(page, run)
+
+
 def _moves(page: Page, key: str) -> list[BlockMove]:
     if not page.ready:
         return []
     try:
         return page.engine.client.journey(key)
     except WorkbenchError:
-        return []
+        return []  # the engine ended meanwhile, which the page's own face tells

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pandas as pd
 import streamlit as st
 
@@ -22,7 +23,7 @@ def tiers_of(page: Page) -> TiersReport | None:
     try:
         return page.engine.client.tiers()
     except WorkbenchError:
-        return None
+        return None  # it ended meanwhile, which the page's own face tells
 
 
 def show_worth() -> None:
@@ -41,6 +42,9 @@ def _worth() -> None:
         pd.DataFrame(rows), hide_index=True, row_height=28, alt=texts("tiers.worth_alt"),
     )  # fmt: skip
     st.caption(_gate_line(page, report))
+    if report.store is not None:
+        told = msgspec.structs.asdict(report.store)
+        st.caption(texts("tiers.store_line", **told))
 
 
 def _row(page: Page, tier: TierReport) -> dict[str, Any]:
@@ -57,6 +61,7 @@ def _row(page: Page, tier: TierReport) -> dict[str, Any]:
         texts("tiers.column.worth"): _worth_word(page, tier, saved_s),
         texts("tiers.column.evicted"): tier.num_evictions,
         texts("tiers.column.dropped"): tier.num_dropped,
+        texts("tiers.column.held"): _held_word(page, tier),
         texts("tiers.column.faults"): sum(tier.faults.values()),
         texts("tiers.column.source"): tier.provenance,
     }
@@ -67,6 +72,13 @@ def _worth_word(page: Page, tier: TierReport, saved_s: float) -> str:
         return page.texts("tiers.nothing_fetched")
     word = "tiers.saved" if saved_s >= 0 else "tiers.lost"
     return page.texts(word, ms=f"{abs(saved_s) * 1e3:,.0f}")
+
+
+def _held_word(page: Page, tier: TierReport) -> str:
+    """Blocks that are pinned or leased, and those that go last."""
+    if not tier.num_held and not tier.num_soft:
+        return "0"
+    return page.texts("tiers.held_word", hard=tier.num_held, soft=tier.num_soft)
 
 
 def _gate_line(page: Page, report: TiersReport) -> str:

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from app.text import Texts
 from workbench.model.attention_shapes import latent_shape
-from workbench.quality.job_protocol import ModelLine, ProbesLine, ReportView
+from workbench.quality.job_protocol import ModelLine, ProbesLine
+from workbench.quality.results import QualityReport
 
 BLUE, ORANGE = "#0072B2", "#E69F00"  # Okabe-Ito
 HUE = [[0.0, "rgba(86, 180, 233, .08)"], [0.5, "rgba(60, 140, 214, .6)"], [1.0, "#2f7fd0"]]
@@ -30,7 +31,7 @@ def _layout(figure: go.Figure, x: str, y: str, height: int = 260, **more: Any) -
     return figure
 
 
-def position_figure(texts: Texts, report: ReportView) -> go.Figure:
+def position_figure(texts: Texts, report: QualityReport) -> go.Figure:
     """KL of each scored position, mean over windows; flips stand as marks on the axis."""
     figure = go.Figure()
     places = list(range(len(report.kl_by_offset)))
@@ -48,7 +49,7 @@ def position_figure(texts: Texts, report: ReportView) -> go.Figure:
     return _layout(figure, texts("quality.axis_position"), texts("quality.axis_kl"))
 
 
-def needle_figure(texts: Texts, report: ReportView) -> go.Figure:
+def needle_figure(texts: Texts, report: QualityReport) -> go.Figure:
     """Log-probability of the hidden key at five depths, full cache beside the setting."""
     depths = [f"{100 * item.depth:.0f} %" for item in report.needle]
     figure = go.Figure()

@@ -1,5 +1,6 @@
 """The one quality job of this dashboard process, and every report it has brought so far."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import msgspec
 from workbench.clock import Clock, RealClock
 from workbench.errors import WorkbenchError
 from workbench.quality import job_protocol as protocol
-from workbench.quality.job_protocol import JobPlan, ModelLine, ProbesLine, ProgressLine, ReportView
+from workbench.quality.job_protocol import JobPlan, ModelLine, ProbesLine, ProgressLine
+from workbench.quality.results import QualityReport
 
 MODULE = "workbench.quality.job"
 LINE_BYTES = 16 * 2**20
@@ -34,7 +36,7 @@ class Result:
     `job` counts jobs; `live`: asked for the running engine's own setting.
     """
 
-    report: ReportView
+    report: QualityReport
     weight_format: str
     job: int
     live: bool
@@ -161,11 +163,7 @@ class QualityJobs:
             running = self._running
         if running is None:
             return
-        assert running.process.stdin is not None
-        try:
-            running.process.stdin.close()
-        except OSError:
-            pass  # it has ended
+        _close_input(running.process)
         try:
             running.process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -204,7 +202,7 @@ class QualityJobs:
             else:
                 running.ended = line.why
 
-    def _put(self, running: _Running, report: ReportView) -> None:
+    def _put(self, running: _Running, report: QualityReport) -> None:
         """Keep a report; its heat maps stay while they are those of the same changes."""
         status, old = self._status, self._results.get(report.name)
         same = old is not None and old.report.changes == report.changes
@@ -221,11 +219,7 @@ class QualityJobs:
         self._changed()
 
     def _ended(self, running: _Running, code: int) -> None:
-        assert running.process.stdin is not None
-        try:
-            running.process.stdin.close()
-        except OSError:
-            pass  # the plan was never read
+        _close_input(running.process)
         state, error = running.ended or "failed", running.error
         if error:
             state = "failed"
@@ -268,11 +262,15 @@ def _launch(log: IO[bytes]) -> "subprocess.Popen[bytes]":
 
 def _send_plan(process: "subprocess.Popen[bytes]", plan: JobPlan) -> None:
     assert process.stdin is not None
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it has ended: the follower tells why
         process.stdin.write(protocol.encode_line(plan))
         process.stdin.flush()
-    except OSError:
-        pass  # its end is told by the follower
+
+
+def _close_input(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended before it had read its plan
+        process.stdin.close()
 
 
 def _death(code: int, log: IO[bytes]) -> str:

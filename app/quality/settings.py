@@ -10,10 +10,10 @@ from workbench.errors import SettingError
 from workbench.quality.job_protocol import (
     MAX_SETTINGS,
     QUALITY_SETTINGS,
-    NamedSetting,
     check_setting,
     quality_changes,
 )
+from workbench.quality.results import Setting
 from workbench.settings.formats import GROUPED_FORMATS
 
 MAX_FILE_BYTES = 64 * 1024
@@ -59,13 +59,13 @@ def format_family(name: str) -> str:
     return next((family for family, names in FAMILIES.items() if name in names), "other")
 
 
-def format_settings() -> list[NamedSetting]:
+def format_settings() -> list[Setting]:
     """Every page format for K and V alike, and K4/V2 where KIVI is there."""
     names = list(all_settings()[K_FORMAT].metadata["choices"])
     pairs = {name: (name, name) for name in names}
     if {"kivi4", "kivi2"} <= set(names):
         pairs["k4v2"] = ("kivi4", "kivi2")
-    return [NamedSetting(name=name, changes=_formats(*pair)) for name, pair in pairs.items()]
+    return [Setting(name=name, changes=_formats(*pair)) for name, pair in pairs.items()]
 
 
 def _formats(k_format: str, v_format: str) -> dict[str, Any]:
@@ -75,14 +75,14 @@ def _formats(k_format: str, v_format: str) -> dict[str, Any]:
     return changes
 
 
-def retention_settings(context: int) -> list[NamedSetting]:
+def retention_settings(context: int) -> list[Setting]:
     """Every retention policy, each keeping a quarter of the context, never below its limits."""
     default = EngineConfig().retention
     budget = max(context // 4, default.sink_tokens + default.window_tokens + 16)
     names = [name for name in all_settings()["retention.policy"].metadata["choices"]
              if name != "none"]  # fmt: skip
     return [
-        NamedSetting(
+        Setting(
             name=f"{name} {budget}",
             changes={"retention.policy": name, "retention.budget_tokens": budget},
         )
@@ -90,12 +90,12 @@ def retention_settings(context: int) -> list[NamedSetting]:
     ]
 
 
-def sparse_settings() -> list[NamedSetting]:
+def sparse_settings() -> list[Setting]:
     """Each kind of sparse reads with an eighth and a quarter of the pages, however few they are."""
     kinds = [name for name in all_settings()["retention.sparse"].metadata["choices"]
              if name != "off"]  # fmt: skip
     return [
-        NamedSetting(
+        Setting(
             name=f"{kind} 1/{part}",
             changes={"retention.sparse": kind, "retention.sparse_share": 1 / part,
                      "retention.sparse_pages": 1},
@@ -105,9 +105,9 @@ def sparse_settings() -> list[NamedSetting]:
     ]  # fmt: skip
 
 
-def current_setting(config: EngineConfig) -> NamedSetting:
+def current_setting(config: EngineConfig) -> Setting:
     """The running engine's own setting."""
-    return NamedSetting(name=CURRENT, changes=quality_changes(config))
+    return Setting(name=CURRENT, changes=quality_changes(config))
 
 
 def changes_to_apply(changes: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def changes_to_apply(changes: dict[str, Any], config: EngineConfig) -> dict[str,
 class FileSettings:
     """A file's good settings, and a sentence for each entry that cannot be measured."""
 
-    settings: list[NamedSetting]
+    settings: list[Setting]
     problems: list[str]
 
 
@@ -152,7 +152,7 @@ def read_file(name: str, data: bytes) -> FileSettings:
 
 
 def _check_all(entries: list[Any]) -> FileSettings:
-    good: list[NamedSetting] = []
+    good: list[Setting] = []
     problems: list[str] = []
     for number, entry in enumerate(entries, 1):
         try:
@@ -167,7 +167,7 @@ def _check_all(entries: list[Any]) -> FileSettings:
     return FileSettings(good, problems)
 
 
-def _read_entry(number: int, entry: Any) -> NamedSetting:
+def _read_entry(number: int, entry: Any) -> Setting:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not 0 < len(name.strip()) <= MAX_NAME:
         raise SettingError(
@@ -184,4 +184,4 @@ def _read_entry(number: int, entry: Any) -> NamedSetting:
         nested = {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) \
             else {key: value}  # fmt: skip
         changes |= nested
-    return NamedSetting(name=name.strip(), changes=changes)
+    return Setting(name=name.strip(), changes=changes)

@@ -21,19 +21,18 @@ from workbench.quality.job_protocol import (
     ErrorLine,
     JobPlan,
     Line,
-    NamedSetting,
     ProgressLine,
     decode_line,
     decode_plan,
     encode_line,
 )
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import Setting
+from workbench.quality.results import Setting
 from workbench.quality.run import Doing, measure
 
 SMALL = QualityPlan(context=160, scored=16, num_windows=1, context_chunk=32)
 LONG = QualityPlan(context=1024, scored=256, num_windows=64)
-INT8 = NamedSetting(name="int8", changes={"cache.k_format": "int8", "cache.v_format": "int8"})
+INT8 = Setting(name="int8", changes={"cache.k_format": "int8", "cache.v_format": "int8"})
 
 
 @pytest.fixture
@@ -177,7 +176,7 @@ def test_a_killed_job_is_told_and_another_can_be_refused(jobs: QualityJobs) -> N
     assert follow_until(jobs, over, 30)
     assert jobs.status.state == "failed" and "ended by signal 9" in jobs.status.error
     assert jobs.results()[0].final
-    bad = NamedSetting(name="bad", changes={"cache.k_format": "int7"})
+    bad = Setting(name="bad", changes={"cache.k_format": "int7"})
     jobs.start(JobPlan(settings=[bad], plan=SMALL, random_layers=2), "sweep")
     assert follow_until(jobs, over, 60) and jobs.status.state == "failed"
     assert "cache.k_format = 'int7' is not allowed: choose one of" in jobs.status.error

@@ -15,15 +15,9 @@ from app.quality.pareto import LOOKS, frontier, pareto_figure, place_labels
 from app.text import load_texts
 from workbench.config import EngineConfig, get_setting, replace_settings
 from workbench.errors import SettingError
-from workbench.quality import byte_report, engines, job_protocol, probes, report
-from workbench.quality.job_protocol import (
-    BytesView,
-    ModelLine,
-    NamedSetting,
-    ReportView,
-    check_setting,
-    quality_changes,
-)
+from workbench.quality import engines, job_protocol, probes
+from workbench.quality.job_protocol import ModelLine, check_setting, quality_changes
+from workbench.quality.results import ByteReport, QualityReport, Setting
 from workbench.settings.formats import KV_FORMATS
 
 
@@ -39,15 +33,7 @@ def test_every_format_and_policy_can_be_measured() -> None:
     assert len(shapes) == len(set(shapes)), "colour alone tells too little"
 
 
-def test_views_repeat_the_reports_field_by_field() -> None:
-    pairs = [
-        (job_protocol.ReportView, report.QualityReport),
-        (job_protocol.BytesView, byte_report.ByteReport),
-        (job_protocol.NeedleView, report.NeedleScore),
-        (job_protocol.FlipView, report.Flip),
-    ]
-    for view, original in pairs:
-        assert view.__struct_fields__ == original.__struct_fields__, view
+def test_what_the_protocol_repeats_without_torch() -> None:
     probed = {item.name for item in fields(probes.Probes)} - {"k_channel_max"}
     assert set(job_protocol.ProbesLine.__struct_fields__) == probed
     assert set(job_protocol.LAB_SETTINGS) == set(engines.OWN)
@@ -65,9 +51,7 @@ def test_a_running_engines_setting_is_measured_without_the_lab_own() -> None:
 @given(st.sampled_from(settings.format_settings() + settings.retention_settings(512)
                        + settings.sparse_settings()),
        st.sampled_from(settings.format_settings()))  # fmt: skip
-def test_applying_a_setting_gives_what_was_measured(
-    measured: NamedSetting, running: NamedSetting
-) -> None:
+def test_applying_a_setting_gives_what_was_measured(measured: Setting, running: Setting) -> None:
     config = replace_settings(EngineConfig(), running.changes)
     changes = settings.changes_to_apply(measured.changes, config)
     after = replace_settings(config, changes)
@@ -80,9 +64,7 @@ def test_applying_a_setting_gives_what_was_measured(
 def test_a_file_in_json_and_toml_reads_alike() -> None:
     as_json = json.dumps([{"name": "a", "cache.k_format": "int8"}]).encode()
     as_toml = b'[[setting]]\nname = "a"\ncache.k_format = "int8"\n'
-    expected = settings.FileSettings(
-        [NamedSetting(name="a", changes={"cache.k_format": "int8"})], []
-    )
+    expected = settings.FileSettings([Setting(name="a", changes={"cache.k_format": "int8"})], [])
     assert settings.read_file("a.json", as_json) == expected
     assert settings.read_file("a.toml", as_toml) == expected
 
@@ -130,14 +112,14 @@ def test_each_bad_entry_of_a_file_is_named() -> None:
         assert told in problem
 
 
-def made_report(name: str, kl: float, allocated: int) -> ReportView:
+def made_report(name: str, kl: float, allocated: int) -> QualityReport:
     """A report of given KL and bytes, as a job would send it."""
-    size = BytesView(
+    size = ByteReport(
         allocated=allocated, live=allocated, metadata=0, touched=allocated,
         bits_per_element=8.0, ratio_to_bf16=2.0, tokens_per_mib=1.0, tokens_stored=10.0,
         num_tokens=10,
     )  # fmt: skip
-    return ReportView(
+    return QualityReport(
         name=name, changes={"cache.k_format": "int8", "cache.v_format": "int8"},
         full_format="bf16", num_windows=1, num_scored_tokens=4, context=8, seed=0, kl_mean=kl,
         kl_low=None, kl_high=None, kl_p99=kl, kl_by_offset=[kl, None], top1=1.0, top5=1.0,

@@ -31,6 +31,7 @@ def test_a_chain_is_evicted_from_its_end(name: str) -> None:
         index = runner.engine.stack.pool.index
         for row in index.rows():
             assert row.parent_key is None or index.get(row.parent_key) is not None
+    assert len(index.rows()) > 0 and runner.engine.stack.pool.num_evicted_rows > 0
 
 
 @pytest.mark.parametrize("name", EVICTION_ORDERS)

@@ -13,7 +13,7 @@ from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
 from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES, PROMPT_CACHING
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
-from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, PREFETCHES, WRITES
+from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, LOADS, PLACEMENTS, PREFETCHES, WRITES
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -51,7 +51,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scheduling.admit_whole_prompt": (True, False),
     "tiers.dram_mib": (0.06, 0.0),
     "tiers.disk_mib": (0.0, 0.5),
-    "tiers.policy": ("lru",),
+    "tiers.policy": PLACEMENTS,
     "tiers.gate": (True, False),
     "tiers.dram_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_throttle_mb_s": (0.0, 50.0),
@@ -64,6 +64,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.evict_ratio": (0.05, 0.3),
     "tiers.prefetch": PREFETCHES,
     "tiers.prestage": (False, True),
+    "tiers.load": LOADS,
     "retention.policy": ("none", "sink+window", "attention-mass"),
     "retention.budget_tokens": (16, 64),
     "retention.sink_tokens": (0, 4),

@@ -35,6 +35,7 @@ def serve(runner: Runner, prompts: list[str], max_tokens: int) -> None:
     names = [runner.add(ids(prompt), max_tokens) for prompt in prompts]
     runner.drain()
     for name, prompt in zip(names, prompts, strict=True):
+        assert len(runner.outputs[name]) == max_tokens, runner.errors
         assert_naive(real(), ids(prompt), runner.outputs[name])
 
 

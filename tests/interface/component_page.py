@@ -112,7 +112,7 @@ class FrameServer:
             while True:
                 self.hellos.append(await ws.receive_text())
         except (WebSocketDisconnect, RuntimeError):
-            return
+            return  # as above
 
     def start(self) -> str:
         """Starts the server in a thread and returns its address."""

@@ -29,7 +29,7 @@ from workbench.request import RequestSpec, SamplingParams
 
 CASES = ("llama_gqa_untied", "qwen2_bias_tied")
 NO_CONTROL: dict[str, str] = {}  # path -> why the dashboard cannot change it
-ONE_VALUE = {"tiers.policy": "there is one order"}
+ONE_VALUE: dict[str, str] = {}  # path -> why there is nothing to choose
 
 FOLDER, FILE = "<folder>", "<file>"  # filled in by the test
 VALUES: dict[str, Any] = {

@@ -78,7 +78,7 @@ def test_no_kernel_spills_on_sm_90(repo_root: Path, tmp_path: Path) -> None:
 def test_interpreted_sweep_equals_float64(repo_root: Path) -> None:
     args = ("-m", "tests.kernels.interpret_triton", "all")
     report = run_script(repo_root, *args, timeout=3500, TRITON_INTERPRET="1")
-    assert isinstance(report, dict)
+    assert isinstance(report, dict) and len(report["attention"]) > 19
     check_numbers(report)
 
 
@@ -89,5 +89,5 @@ def test_no_combination_spills_on_sm_90(repo_root: Path, tmp_path: Path) -> None
     report = run_script(
         repo_root, "tests/kernels/sm90_usage.py", "all", timeout=3500, TRITON_CACHE_DIR=cache
     )
-    assert isinstance(report, list)
+    assert isinstance(report, list) and len(report) > 34
     check_registers(report)

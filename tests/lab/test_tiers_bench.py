@@ -1,10 +1,18 @@
 """`workbench bench tiers` at tiny sizes: every figure is there, and misses are called so."""
 
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from workbench.errors import RequestError, TierError
+from workbench.lab import disk_tier_bench
 from workbench.lab.disk_tier_bench import QUICK, DiskPlan, measure_disk, succeed
 from workbench.lab.host_copy_bench import in_turns, measure_copies, verdict
+from workbench.spatial.hierarchy.disk_file import DiskFile
 
 
 def test_all_figures_at_tiny_sizes() -> None:
@@ -21,6 +29,28 @@ def test_all_figures_at_tiny_sizes() -> None:
     assert figures["disk_ios_per_page_layer_first"].value == 30
     assert all(figure.value and figure.value > 0 for figure in figures.values())
     assert len(told) == 4
+
+
+def test_both_files_of_a_layout_lie_on_the_disk_that_was_named(tmp_path: Path) -> None:
+    places: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_tier_bench, "_opened", noting(places))
+        measure_disk(lambda text: None, dataclasses.replace(QUICK, path=str(tmp_path)))
+    assert len(places) == 5 and all(place.startswith(str(tmp_path)) for place in places)
+    assert len(set(places)) == 3, "a tier's folder takes one file"
+    assert [*tmp_path.rglob("*.kv")] == []
+
+
+def noting(places: list[str]) -> Callable[..., Any]:
+    opened = disk_tier_bench._opened
+
+    @contextmanager
+    def note(*args: Any) -> Iterator[DiskFile]:
+        with opened(*args) as disk:
+            places.append(disk.place)
+            yield disk
+
+    return note
 
 
 def test_a_miss_is_called_a_miss() -> None:

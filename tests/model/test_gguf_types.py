@@ -7,6 +7,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, dequantize
 
+from workbench.errors import ModelError
 from workbench.model.gguf_loader import GgufSource
 from workbench.model.load import load_model
 from workbench.model.naive import naive_logits
@@ -75,3 +76,14 @@ def test_every_type_is_loaded(name: str, tmp_path: Path, empty_cache: Path) -> N
     ours = naive_logits(load_model(str(path), "as_stored").decoder, tokens)
     assert torch.isfinite(exact).all() and exact.shape == (6, VOCAB)
     assert (ours - exact).norm() <= 0.15 * exact.norm()  # random matrices in bf16
+
+
+def test_a_type_that_nothing_dequantizes_is_named(tmp_path: Path, empty_cache: Path) -> None:
+    path = tmp_path / "q8_1.gguf"
+    write(path, GGMLQuantizationType.Q8_1)
+    with pytest.raises(
+        ModelError,
+        match="tensor 'layers.0.*' of q8_1.gguf is stored as Q8_1, which cannot be dequantized "
+        "here: choose a file with Q4, Q5, Q6 or Q8",
+    ):
+        load_model(str(path), "fp32")

@@ -123,6 +123,22 @@ def test_half_a_converted_file_is_written_again(folder: Path, empty_cache: Path)
     assert torch.equal(naive_logits(load_model(str(folder), "fp32").decoder, TOKENS), expected)
 
 
+@pytest.mark.parametrize("name, content", [
+    ("sources.json", '{"PATH": 3}'), ("sources.json", "[1]"), ("*/about.json", '{"layout": 2}'),
+    ("*/about.json", '{"layout": 2, "arch": {}, "name": 1}'), ("*/tokenizer.json", '{"model":'),
+])  # fmt: skip
+def test_what_is_remembered_of_a_model_is_damaged(
+    folder: Path, empty_cache: Path, name: str, content: str
+) -> None:
+    expected = load_model(str(folder), "fp32")
+    (path,) = (empty_cache / "converted").glob(name)
+    path.write_text(content.replace("PATH", str(folder.resolve())))
+    again = load_model(str(folder), "fp32")
+    assert again.decoder.fingerprint == expected.decoder.fingerprint
+    assert again.tokenizer.fingerprint == expected.tokenizer.fingerprint
+    assert path.read_text() != content, "it was written anew"
+
+
 def test_cache_folder_that_cannot_be_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

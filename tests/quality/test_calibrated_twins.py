@@ -8,7 +8,7 @@ from workbench.quality.engines import lab_engine, run_window, schedule
 from workbench.quality.numpy_schemes import kvquant, palu
 from workbench.quality.plan import QualityPlan
 from workbench.quality.probes import probe
-from workbench.quality.report import Setting
+from workbench.quality.results import Setting
 from workbench.quality.settings_file import format_changes
 from workbench.quality.texts import text_windows
 from workbench.quality.twins import FP32_PAGES, twin_engine

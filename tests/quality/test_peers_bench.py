@@ -9,7 +9,6 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.quality import peers_bench, peers_kept
-from workbench.quality.byte_report import ByteReport
 from workbench.quality.metrics import TokenScores
 from workbench.quality.peers_process import (
     ENVIRONMENT,
@@ -20,6 +19,7 @@ from workbench.quality.peers_process import (
     missing_environment,
     read_answer,
 )
+from workbench.quality.results import ByteReport
 from workbench.quality.run import Contender
 
 RUN = {"kl": [[0.1, 0.3]], "same": [[True, False]], "bits": 5.0, "bits_later": 9.0}

@@ -5,7 +5,7 @@ import pytest
 
 from workbench.quality.plan import QualityPlan
 from workbench.quality.probes import EXACT_DB, Probes, probe
-from workbench.quality.report import Setting
+from workbench.quality.results import Setting
 from workbench.quality.settings_file import format_changes
 
 PLAN = QualityPlan(context=256, scored=64, num_windows=1)

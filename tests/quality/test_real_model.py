@@ -6,7 +6,7 @@ import torch
 from workbench.model.fetch import cached_path
 from workbench.model.load import load_model
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import Setting
+from workbench.quality.results import Setting
 from workbench.quality.run import measure
 from workbench.quality.settings_file import format_changes
 

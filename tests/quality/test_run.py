@@ -6,7 +6,7 @@ import pytest
 
 from workbench.errors import RequestError, SettingError
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import QualityReport, Setting
+from workbench.quality.results import QualityReport, Setting
 from workbench.quality.run import measure
 from workbench.quality.settings_file import default_sweep, format_changes
 from workbench.settings.formats import GROUPED_FORMATS, KV_FORMATS

@@ -9,7 +9,7 @@ from workbench.cli import main
 from workbench.errors import SettingError
 from workbench.lab.figures import report
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import Setting
+from workbench.quality.results import Setting
 from workbench.quality.run import measure
 from workbench.quality.settings_file import format_changes, read_settings
 from workbench.quality.table import as_table, figures_of

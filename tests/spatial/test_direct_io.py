@@ -149,10 +149,12 @@ def test_without_a_ring_the_way_says_so(file: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_this_machine_has_a_ring_or_its_kernel_forbids_it(file: int) -> None:
-    forbidden = Path("/proc/sys/kernel/io_uring_disabled")
-    if forbidden.exists() and forbidden.read_text().strip() == "0":
-        ring = Ring.open(8)
-        assert ring is not None
+    forbidden = Path("/proc/sys/kernel/io_uring_disabled")  # 1: to those without privileges
+    said = forbidden.read_text().strip() if forbidden.exists() else ""
+    ring = Ring.open(8)
+    assert ring is not None or said != "0"
+    assert ring is None or said != "2"
+    if ring is not None:
         ring.close()
 
 

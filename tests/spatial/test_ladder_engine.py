@@ -118,6 +118,7 @@ def test_best_effort_does_not_wait_and_the_next_one_hits(expected: list[list[int
     assert runner.engine.requests[again].status is not RequestStatus.LOADING
     runner.drain()
     assert runner.outputs[again] == expected[0]
+    runner.engine.hierarchy.wait_io()
     assert tier(runner, "G3").num_loads > 0, "its pages came up meanwhile"
     assert outputs(runner) == expected
     runner.engine.close()

@@ -197,8 +197,12 @@ def test_capacity_smaller_than_a_page(settings, sentence):
 
 
 @pytest.mark.parametrize("field, value", [("dram_mib", 0.008), ("disk_mib", 0.024)])
-def test_the_advised_capacity_is_enough(field, value):
-    opens(**{field: value})
+def test_the_advised_capacity_holds_a_page(harness, field, value):
+    t = harness(0, 0)
+    change(t, **{field: value})
+    assert t.store(t.key(1))
+    t.settle()
+    assert t.is_hit(t.key(1)) and t.faults() == []
 
 
 def test_a_path_that_is_a_file(tmp_path):

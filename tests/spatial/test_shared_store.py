@@ -266,8 +266,10 @@ def test_a_lease_of_a_millisecond_and_a_slow_copy(serve: Serve, address: str) ->
     put = numbered(1, 1 << 20)
     writer.put([put])
     pages = iter(range(100, 1000))
+    seen: list[int] = []
 
     def pace(num_bytes: int) -> None:
+        seen.append(writer.usage().num_leased)  # type: ignore[union-attr]
         time.sleep(0.02)
         for _ in range(8):  # the store is full several times over while the reader copies
             assert reasons(writer.put([numbered(next(pages), 1 << 20)])) == [""]
@@ -277,9 +279,12 @@ def test_a_lease_of_a_millisecond_and_a_slow_copy(serve: Serve, address: str) ->
     patient = SharedStoreClient(address, lease_ms=5000, pace=pace)
     put = numbered(2, 1 << 20)
     writer.put([put])
+    seen.clear()
     assert read(patient, put) == ""  # its page cannot go before the lease ends
+    assert set(seen) == {1}
     usage = writer.usage()
     assert usage is not None and usage.num_evicted >= 8
+    wait_for(lambda: writer.usage().num_leased == 0, 3)  # type: ignore[union-attr]
     for client in (writer, reader, patient):
         client.close(keep=False)
 
@@ -328,6 +333,8 @@ def test_prestaged_pages_are_not_evicted(serve: Serve, address: str) -> None:
     first = numbered(0, 4 * PAGE)
     client.put([first])
     assert client.prestage([first.record.key, key_of(99)], hold_s=10) == [True, False]
+    usage = client.usage()
+    assert usage is not None and usage.num_held == 1
     for number in range(1, 80):
         assert reasons(client.put([numbered(number, 4 * PAGE)])) == [""]
     assert read(client, first) == ""
@@ -607,7 +614,7 @@ def test_every_block_has_one_user_and_leased_blocks_stay(steps: list[tuple[str, 
     index.forget_owner(owner)
     index.sweep(now_s + 1000)
     index.check()
-    assert index.usage(owner).used_bytes == 0
+    assert index.usage(owner, now_s).used_bytes == 0
 
 
 def test_removed_pages_make_room_at_once_and_leased_ones_do_not() -> None:

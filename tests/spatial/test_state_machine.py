@@ -265,7 +265,7 @@ class Tiers(RuleBasedStateMachine):
         self.h.check_integrity(strict=not self.damaged)
         if not self.damaged:
             reasons = set().union(*(tier.faults for tier in self.h.stats().tiers))
-            assert reasons <= {"no_room"}
+            self.check_reasons(reasons)
 
     @invariant()
     def sound(self) -> None:
@@ -274,6 +274,9 @@ class Tiers(RuleBasedStateMachine):
         self.h.check_integrity()
         for table in ("G2", "G3", "G4"):
             assert {row[0] for row in self.h.entries(table)} <= self.stored
+
+    def check_reasons(self, reasons: set[str]) -> None:
+        assert reasons <= {"no_room"}
 
     def check_pages(self, result: LoadResult) -> None:
         for key, page, tier in zip(result.keys, result.pages, result.tiers, strict=True):

@@ -308,7 +308,9 @@ def test_a_password_that_is_wrong_or_missing(
 
 def test_a_private_server_takes_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, SECRET)
-    ValkeyPool("", 8 << 20).close(keep=False)
+    pool = ValkeyPool("", 8 << 20)
+    assert reasons(pool.put([numbered(1)])) == [""] and read(pool, numbered(1)) == ""
+    pool.close(keep=False)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_a_foreign_process_at_the_address() -> None:
                 try:
                     connection, _ = listener.accept()
                 except OSError:
-                    return
+                    return  # the test has closed the listener
                 with connection:
                     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 

@@ -45,7 +45,7 @@ def count_layered(runner: Runner) -> list[int]:
 
     def counted() -> Any:
         loads = finish()
-        counts.extend(len(load.keys) for load in loads)
+        counts.extend(load.found.num_pages for load in loads)
         return loads
 
     layers.finish = counted  # type: ignore[method-assign]
@@ -129,9 +129,10 @@ def test_nothing_is_published_before_the_step_has_ended() -> None:
     layers, found = runner.engine.fetcher.layers, []
     begin = layers.begin
 
-    def begun(load: Any) -> None:
-        begin(load)
-        found.append(runner.engine.stack.pool.index.get(load.keys[0]))
+    def begun(request: Any, parts: Any) -> None:
+        keys = layers.expected(request).keys
+        begin(request, parts)
+        found.append(runner.engine.stack.pool.index.get(keys[0]))
 
     layers.begin = begun  # type: ignore[method-assign]
     runner.drain()

@@ -10,6 +10,7 @@ whose keys are least alike stay as they are, wherever they lie (outliers).
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -102,3 +103,12 @@ class GroupClasses:
             begun, behind = filled.num_open, first + filled.num_loaded
             found[self.open] += begun - num_sinks_among(behind, begun, self.num_sinks)
         return found
+
+
+def count_pages(fresh: Sequence[FreshPages]) -> Counter[int]:
+    """Blocks of each class among the fresh pages of all groups."""
+    found: Counter[int] = Counter()
+    for pages in fresh:
+        for cls, count in pages.pairs:
+            found[cls] += count
+    return found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.contiguous import take_runs
-from workbench.cache.filling import Filling, FreshPages, GroupClasses, num_sinks_among
+from workbench.cache.filling import Filling, FreshPages, GroupClasses, count_pages, num_sinks_among
 from workbench.cache.geometry import Geometry, fitting_pages
 from workbench.cache.keys import PrefixKey
 from workbench.cache.lifetimes import Lifetimes
@@ -53,7 +53,6 @@ class KVCacheManager:
         self.lookup = PrefixLookup(self.keys, self.block_size, self.lifetimes)
         self.contiguous = contiguous
         self.store = store  # copies the beginnings of blocks; without one there are no partial hits
-        self._max_pages = -(-max_model_len // self.block_size) + 1
         self.requests: dict[str, RequestBlocks] = {}
 
     @property
@@ -141,11 +140,7 @@ class KVCacheManager:
             num_exact=num_sinks_among(len(hit.rows), wanted, self.roles.sink_pages),
             num_outliers=self.roles.outlier_pages,
         )  # fmt: skip
-        first, classes = len(hit.rows), self.roles.of_groups()
-        needs: Counter[int] = Counter()
-        for each in classes:
-            needs.update(each.needs(first, wanted, filled))
-            needs[each.full] += reserve_pages
+        needs = self.roles.needs(len(hit.rows), wanted, filled, reserve_pages)
         for cls in set(self.classes):
             needs[cls] += watermark_blocks
         if not self.pool.can_allocate(needs, hit_blocks):
@@ -158,7 +153,8 @@ class KVCacheManager:
             self.pool.touch(block)
         blocks.begin_with(hit.rows)
         self.requests[request.request_id] = blocks
-        self._append_pages(request, blocks, [each.fresh(first, filled) for each in classes])
+        fresh = [each.fresh(len(hit.rows), filled) for each in self.roles.of_groups()]
+        self._append_pages(request, blocks, fresh)
         blocks.number_slots(len(hit.rows) * self.block_size)
         if copy is not None and hit.partial is not None:
             self._put_copy(blocks, copy, hit)
@@ -207,10 +203,7 @@ class KVCacheManager:
             self._missing(request, blocks, group, each, num_new_tokens)
             for group, each in enumerate(self.roles.of_groups())
         ]
-        needs: Counter[int] = Counter()
-        for pages in wanted:
-            for cls, count in pages.pairs:
-                needs[cls] += count
+        needs = count_pages(wanted)
         if not any(needs.values()):
             return True
         if not self.pool.can_allocate(needs):
@@ -257,7 +250,8 @@ class KVCacheManager:
 
     def new_blocks(self, lineage: str) -> RequestBlocks:
         """Empty tables, which belong to no request yet."""
-        blocks = RequestBlocks(len(self.classes), self._max_pages, self.block_size, lineage)
+        max_pages = -(-self.max_model_len // self.block_size) + 1
+        blocks = RequestBlocks(len(self.classes), max_pages, self.block_size, lineage)
         blocks.hashing = not self.roles.own_basis  # its bytes are of no use to others
         return blocks
 

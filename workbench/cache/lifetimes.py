@@ -51,8 +51,11 @@ class Lifetimes:
 
     def keeps(self, key: PrefixKey) -> bool:
         """Whether the block of a chain key belongs to an entry that lives."""
-        until = self._until.get(key)
-        return until is not None and until > self._clock.now_s()
+        return self.kept_for_s(key) > 0
+
+    def kept_for_s(self, key: PrefixKey) -> float:
+        """Seconds for which the block of a chain key is kept yet; 0 where nobody asked for it."""
+        return max(0.0, self._until.get(key, 0.0) - self._clock.now_s())
 
     def left_s(self, key: PrefixKey) -> float | None:
         """Seconds that the entry which ends at a block has left; None if there is none."""

@@ -4,9 +4,10 @@ exact      | full       | open, outlier  | full       | open, waiting | open, be
 sink_pages   sealed       outlier_pages    sealed       residual_pages
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from workbench.cache.filling import GroupClasses
+from workbench.cache.filling import Filling, GroupClasses
 from workbench.cache.request_blocks import RequestBlocks
 
 
@@ -51,6 +52,17 @@ class PageRoles:
         full = self.open if self.own_basis else self.full
         each = zip(full, self.open, self.exact, strict=True)
         return [GroupClasses(*classes, self.sink_pages) for classes in each]
+
+    def needs(self, first: int, count: int, filled: Filling, reserve_pages: int) -> Counter[int]:
+        """Blocks of each class that all groups need for `count` pages from the first-th on.
+
+        `reserve_pages`: full pages of each group besides.
+        """
+        found: Counter[int] = Counter()
+        for each in self.of_groups():
+            found.update(each.needs(first, count, filled))
+            found[each.full] += reserve_pages
+        return found
 
     def final_row(self, page: int) -> list[int]:
         """The class of each group's full page that is the page-th of its text."""

@@ -31,6 +31,7 @@ class Row:
     chain_key: PrefixKey
     root_key: PrefixKey = b""
     page: int = 0  # which block of its text it is
+    num_hits: int = 0  # by requests that found it in HBM
 
     @property
     def link_key(self) -> PrefixKey:

@@ -16,6 +16,7 @@ import numpy as np
 
 from workbench.cache.codec import CodedRow
 from workbench.cache.keys import TierKey
+from workbench.cache.placement import PageFacts
 
 
 class Lookup(Enum):
@@ -101,12 +102,21 @@ class KVHierarchy(Protocol):
         """The numerics tag of what a lossy codec gives back, empty without one."""
 
     def store(
-        self, key: TierKey, page: np.ndarray, num_slices: int, coded: CodedRow | None = None
+        self,
+        key: TierKey,
+        page: np.ndarray,
+        num_slices: int,
+        coded: CodedRow | None = None,
+        facts: PageFacts | None = None,
     ) -> bool:
         """Copy a page (uint8 [page_bytes], read before return) down; False if no tier took it.
 
-        `coded`: what a lossy codec may make of it, and the key of that.
+        `coded`: what a lossy codec may make of it, and the key of that. `facts`: what is known of
+        it, for whoever places it.
         """
+
+    def keep(self, keys: Sequence[TierKey], seconds: float) -> None:
+        """Evict these keys last for so long, wherever they lie or will lie."""
 
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""

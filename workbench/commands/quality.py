@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workbench.commands.bench import JsonOption
+from workbench.commands.out_files import writable, write_file
 
 if TYPE_CHECKING:
     from workbench.quality.plan import QualityPlan
@@ -38,7 +39,10 @@ def quality(
     model: ModelOption = "",
     seed: Annotated[int, typer.Option(help="Seed of texts, keys and intervals.")] = 0,
     full_report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write everything as JSON.")
+        Path | None,
+        typer.Option(
+            "--report", metavar="FILE", callback=writable, help="Write everything as JSON."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,7 +87,7 @@ def measure_and_print(
     chosen = read_settings(settings) if settings else default_sweep()
     reports = measure(load_model(model, plan.weight_format), chosen, plan, tell)
     if full_report is not None:
-        full_report.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=1))
+        write_file(full_report, msgspec.json.format(msgspec.json.encode(reports), indent=1))
     if as_json:
         print_report(report(figures_of(reports)), as_json=True)
         return

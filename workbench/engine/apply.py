@@ -17,6 +17,7 @@ from workbench.engine.binding import bind_settings
 from workbench.engine.cache_stack import make_geometry, plan_slabs
 from workbench.engine.calibrating import check_calibration, find_calibration
 from workbench.engine.group_specs import group_specs
+from workbench.engine.placing import check_placement, make_placement
 from workbench.engine.recode import forecast, recode
 from workbench.engine.residents import count_resident
 from workbench.engine.retainer import slots_needed
@@ -65,11 +66,14 @@ def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
     previous = difference(engine.config, config)
     applied = difference(config, engine.config)
     calibration = find_calibration(config, engine.model, engine.calibration)
+    placement = engine.placement
+    if "tiers.policy" in kinds:
+        placement = make_placement(engine.registry, config.tiers.policy)
     before, _ = _blocks(engine, config, kinds)
     if any(path.startswith("tiers.") for path in kinds):
         engine.hierarchy.configure(config.tiers)  # TierError leaves everything as it was
     numbers: dict[str, Any] = {}
-    engine.calibration = calibration
+    engine.calibration, engine.placement = calibration, placement
     if "rebuild" in kinds.values():
         numbers = _rebuild(engine, config)
     elif "recode" in kinds.values():
@@ -118,6 +122,7 @@ def _plan(engine: "Engine", changes: dict[str, Any]) -> tuple[EngineConfig, dict
     if restarts:
         raise SettingError(f"{restarts[0]} needs the weights loaded again: build a new engine")
     check_calibration(config, engine.model)
+    check_placement(engine.registry, config.tiers.policy)
     both = (config.cache, engine.config.cache)
     split = any(cache.values == "dram" for cache in both)  # pages are not whole
     private = any(cache.own_basis for cache in both)  # nor are they without their request's keys

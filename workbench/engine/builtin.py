@@ -3,6 +3,11 @@
 from workbench.cache.prefix_index import HashIndex
 from workbench.cache.radix_index import RadixIndex
 from workbench.registry import Registry
+from workbench.spatial.hierarchy.placement import (
+    CostPlacement,
+    ImportancePlacement,
+    LruPlacement,
+)
 from workbench.structural.compression.byte_planes import BytePlanes
 from workbench.structural.compression.cachegen import CacheGen
 from workbench.structural.retention.eviction import (
@@ -55,4 +60,7 @@ def builtin_registry() -> Registry:
     registry.register("eviction", "predictive", Predictive)
     registry.register("index", "hash", HashIndex)
     registry.register("index", "radix", RadixIndex)
+    registry.register("placement", "lru", LruPlacement)
+    registry.register("placement", "cost", CostPlacement)
+    registry.register("placement", "importance", ImportancePlacement)
     return registry

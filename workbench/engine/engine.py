@@ -24,6 +24,7 @@ from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
 from workbench.engine.moves import Moves
 from workbench.engine.outlet import Outlet
+from workbench.engine.placing import make_placement
 from workbench.engine.retainer import Retainer
 from workbench.engine.runner import ForwardBatch, make_batch
 from workbench.engine.sampling import sample
@@ -95,6 +96,7 @@ class Engine:
         self.num_steps = 0
         self.recode_ms_per_block = applying.RECODE_MS_PER_BLOCK
         self.fetch_counters = FetchCounters()
+        self.placement = make_placement(self.registry, config.tiers.policy)
         self.intake, self.outlet, self.moves = Intake(self), Outlet(self), Moves(self)
         self.retainer = Retainer(self, self.registry.create("retention", config.retention.policy))
         self.scheduler = Scheduler(

@@ -131,6 +131,8 @@ class Intake:
             engine.log.tell(
                 "admit", request.request_id, num_tokens=request.num_tokens, num_cached=known
             )
+        if not resumed:
+            engine.moves.hit(hit.rows)
         engine.misses.remember(request)
         if hit.rows:
             self._tell_sharing(request, hit)

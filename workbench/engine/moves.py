@@ -1,6 +1,7 @@
 """Tells of blocks that move between HBM and the tiers, as their owners report it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from workbench.cache.keys import TierKey, key_text
@@ -46,6 +47,18 @@ class Moves:
         for page in range(first, blocks.num_hashed):
             row = engine.stack.pool.row_of[int(blocks.row_at(page)[0])]
             if row is not None and engine.fetcher.demote(row):
+                engine.frames.tiers.notes.left_hbm(row)
+
+    def hit(self, rows: Sequence[Row]) -> None:
+        """A request found rows in HBM: `selective` writes them down at the hit that is asked for.
+
+        Source: SGLang's write_through_selective, which counts hits of the upper tier.
+        """
+        engine, tiers = self._engine, self._engine.config.tiers
+        for row in rows:
+            row.num_hits += 1
+            due = tiers.write == "selective" and row.num_hits == tiers.write_hits
+            if due and engine.fetcher.demote(row):
                 engine.frames.tiers.notes.left_hbm(row)
 
     def loaded(self, request: Request, tiers: dict[TierKey, str], seconds: float) -> None:

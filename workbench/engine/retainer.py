@@ -53,6 +53,7 @@ class Retainer:
         return (
             self.policy.needs_mass
             or merges_by_mass
+            or self._engine.hierarchy.mover.placer.needs_mass
             or (self.for_display and step % MASS_EVERY == 0)
         )
 

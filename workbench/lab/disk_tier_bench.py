@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -163,44 +164,62 @@ def _shares(progress: Progress, plan: DiskPlan) -> list[Figure]:
 # ---- layouts
 
 
+class _Layout:
+    """Whole pages as objects of one layout, put and then read in random order.
+
+    `page_first`: a page is one object. `layer_first`: a slice is one, and all pages of a layer lie
+    side by side, so that a page's slices lie far apart.
+    """
+
+    def __init__(self, layout: str, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.pieces = NUM_SLICES if layout == "layer_first" else 1  # objects of a page
+        self.size = PAGE_BYTES // self.pieces
+        data = _random_page(1, aligned_empty(PAGE_BYTES))
+        self._out = aligned_empty(PAGE_BYTES * BATCH).reshape(-1, self.size)
+        order = random.Random(0).sample(range(num_pages), num_pages)
+        self._batches = [order[first : first + BATCH] for first in range(0, num_pages, BATCH)]
+        self._puts = {
+            (page, piece): _put(f"{page}/{piece}".encode(), data[piece * self.size :][: self.size])
+            for piece in range(self.pieces)
+            for page in range(num_pages)
+        }
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What a file needs for all objects and its table."""
+        need = len(self._puts) * (ALIGN + self.size)
+        return need + need // 16 + (1 << 20)
+
+    def put(self, disk: DiskFile) -> None:
+        """Put every object, in the order of the layout."""
+        puts = list(self._puts.values())
+        for first in range(0, len(puts), BATCH):
+            succeed(disk.put(puts[first : first + BATCH]))
+
+    def read(self, disk: DiskFile) -> None:
+        """Read every page, up to BATCH a call."""
+        for batch in self._batches:
+            names = [(page, piece) for page in batch for piece in range(self.pieces)]
+            gets = [_get(self._puts[name], self._out[row]) for row, name in enumerate(names)]
+            succeed(disk.get(gets))
+
+
 def _layout(layout: str, plan: DiskPlan) -> list[Figure]:
     """Reads of whole pages in random order: I/Os, and the speed of the ring and of single calls."""
-    if layout == "page_first":
-        records = [[(number, 0)] for number in range(plan.layout_pages)]
-        size = PAGE_BYTES
-    else:  # a slice an object, all pages of a layer side by side: a page's slices lie far apart
-        records = [[(n, layer) for layer in range(NUM_SLICES)] for n in range(plan.layout_pages)]
-        size = PAGE_BYTES // NUM_SLICES
-    pieces = PAGE_BYTES // size
-    data = _random_page(1, aligned_empty(PAGE_BYTES))
-    out = aligned_empty(PAGE_BYTES * BATCH).reshape(-1, size)
-    order = random.Random(0).sample(range(plan.layout_pages), plan.layout_pages)
-    batches = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
-    puts = {
-        name: _put(bytes(f"{name[0]}/{name[1]}", "ascii"), data[name[1] * size :][:size], 1)
-        for name in sorted((name for page in records for name in page), key=lambda name: name[::-1])
-    }
-    need = sum(ALIGN + size for _ in puts)
-    figures, rates = [], {}
+    objects, figures, rates = _Layout(layout, plan.layout_pages), [], {}
     with (
-        _opened(plan.path, need + need // 16 + (1 << 20), WAYS[""]) as ring,
-        _opened("", need + need // 16 + (1 << 20), WAYS["_one_call"]) as single,
+        _opened(plan.path, objects.capacity_bytes, WAYS[""]) as ring,
+        _folder_beside(plan.path) as beside,
+        _opened(beside, objects.capacity_bytes, WAYS["_one_call"]) as single,
     ):
         disks = {"": ring, "_one_call": single}
-
-        def read(disk: DiskFile) -> None:
-            for batch in batches:
-                names = [name for page in batch for name in records[page]]
-                gets = [_get(puts[name], out[row]) for row, name in enumerate(names)]
-                succeed(disk.get(gets))
-
         for disk in disks.values():
-            for first in range(0, len(puts), BATCH):
-                succeed(disk.put(list(puts.values())[first : first + BATCH]))
+            objects.put(disk)
         before = ring.counts.num_reads
-        read(ring)
+        objects.read(ring)
         per_page = (ring.counts.num_reads - before) / plan.layout_pages
-        runs = {name: partial(read, disk) for name, disk in disks.items()}
+        runs = {name: partial(objects.read, disk) for name, disk in disks.items()}
         seconds = in_turns(runs, plan.layout_rounds)
         for name, disk in disks.items():
             rates[name] = plan.layout_pages * PAGE_BYTES / median(seconds[name]) / 1e6
@@ -210,11 +229,12 @@ def _layout(layout: str, plan: DiskPlan) -> list[Figure]:
                     name=f"disk_read_{layout}{name}_mb_s",
                     value=rates[name],
                     unit="MB/s",
-                    note=f"{plan.layout_pages} whole pages in random order, {pieces} pieces of "
-                    f"{size:,} bytes each, {disk.way}, {depth}",
+                    note=f"{plan.layout_pages} whole pages in random order, {objects.pieces} "
+                    f"pieces of {objects.size:,} bytes each, {disk.way}, {depth}",
                 )
             )
-    what = "one piece" if pieces == 1 else f"{pieces} slices of {size:,} bytes apart"
+    many = f"{objects.pieces} slices of {objects.size:,} bytes apart"
+    what = "one piece" if objects.pieces == 1 else many
     return [
         Figure(name=f"disk_ios_per_page_{layout}", value=per_page, note=f"a page is {what}"),
         *figures,
@@ -238,7 +258,7 @@ def _random_page(seed: int, page: np.ndarray) -> np.ndarray:
     return page
 
 
-def _put(name: bytes, payload: np.ndarray, num_slices: int) -> Put:
+def _put(name: bytes, payload: np.ndarray, num_slices: int = 1) -> Put:
     sums = slice_checksums(payload, num_slices)
     return Put(PageRecord(b"P" + name, payload.nbytes, sums, payload.nbytes), payload)
 
@@ -254,6 +274,16 @@ def _opened(path: str, capacity_bytes: int, ways: DiskWays | None = None) -> Ite
         yield disk
     finally:
         disk.close(keep=False)
+
+
+@contextmanager
+def _folder_beside(path: str) -> Iterator[str]:
+    """Another folder on the same disk, for a second file: a tier locks its own."""
+    if not path:
+        yield ""
+        return
+    with TemporaryDirectory(dir=path) as folder:
+        yield folder
 
 
 @contextmanager

@@ -70,9 +70,8 @@ def measure_overlap(progress: Progress, plan: OverlapPlan) -> list[Figure]:
         slowed = bench.measure(suffix)
         num_slices = bench.engine.fetcher.layers.num_slices
         bench.engine.close()
-    progress(
-        f"loads by layers: {disk.efficiency:.2f} hidden on the disk, {slowed.efficiency:.2f} throttled"
-    )
+    hidden = f"{disk.efficiency:.2f} on the disk, {slowed.efficiency:.2f} throttled"
+    progress(f"loads by layers: share of the transfer that is hidden: {hidden}")
     kinds: list[tuple[str, Times, Provenance, str]] = [
         ("disk", disk, "measured", ""), ("throttled", slowed, "throttled", f", {mb_s:.0f} MB/s"),
     ]  # fmt: skip

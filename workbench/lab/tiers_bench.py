@@ -4,11 +4,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.lab import disk_tier_bench, fault_run, prestage_bench, restart_bench
+from workbench.lab import (
+    disk_tier_bench,
+    fault_run,
+    overlap_bench,
+    prestage_bench,
+    restart_bench,
+)
 from workbench.lab.disk_tier_bench import DiskPlan, measure_disk
 from workbench.lab.fault_run import FaultPlan, measure_faults
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
+from workbench.lab.overlap_bench import OverlapPlan, measure_overlap
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
 from workbench.lab.trace_replay import measure_trace
@@ -30,6 +37,7 @@ def measure(
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
+    figures += measure_overlap(progress, overlap_bench.QUICK if quick else OverlapPlan())
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
         sizes = fault_run.QUICK if quick else FaultPlan()
         figures += measure_faults(progress, Path(folder), sizes)

@@ -129,7 +129,7 @@ class Viewer:
                         self.num_frames += 1
                         self._arrived.notify_all()
         except ConnectionClosed:
-            return
+            return  # by us, or the server has ended: then `wait_frames` tells of it
 
     def wait_frames(self, count: int, timeout_s: float = 60.0) -> bytes:
         """Wait for `count` more frames; returns the newest."""

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer as RawTokenizer
 from torch import Tensor
 
+from workbench.errors import ModelError
 from workbench.model.arch import ModelArch
 from workbench.model.convert import Converted
 from workbench.model.fetch import cache_dir, writing
 from workbench.model.tokenizer import Tokenizer, TokenizerInfo
+from workbench.model.tokenizer_files import read_tokenizer
 
 _ALIGNMENT = 64
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
@@ -56,8 +57,10 @@ class ConvertedStore:
     def identity_of(self, source: Path) -> str | None:
         """The identity recorded for a file or folder that has not changed since."""
         index = _read_json(self.folder / "sources.json")
-        entry = index.get(str(source.resolve()))
-        return entry[1] if entry and entry[0] == _stamp(source) else None
+        match index.get(str(source.resolve())):
+            case [stamp, str(identity)] if stamp == _stamp(source):
+                return identity
+        return None
 
     def remember(self, source: Path, identity: str) -> None:
         """Record the identity of a file or folder as it is now."""
@@ -66,14 +69,17 @@ class ConvertedStore:
         self._write_text(self.folder / "sources.json", json.dumps(index))
 
     def load_about(self, identity: str) -> tuple[About, Tokenizer] | None:
-        """Architecture and tokenizer of a converted model, None if not complete here."""
+        """Architecture and tokenizer of a converted model, None if not complete and whole here."""
         folder = self._model_folder(identity)
         values = _read_json(folder / "about.json")
         if values.get("layout") != LAYOUT or not (folder / "tokenizer.json").exists():
             return None
-        raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
-        about = About(ModelArch.from_json(values["arch"]), values["name"], identity)
-        return about, Tokenizer(raw, TokenizerInfo.from_json(values["tokenizer"]))
+        try:
+            raw = read_tokenizer(folder / "tokenizer.json")
+            about = About(ModelArch.from_json(values["arch"]), values["name"], identity)
+            return about, Tokenizer(raw, TokenizerInfo.from_json(values["tokenizer"]))
+        except (ModelError, KeyError, TypeError, ValueError):
+            return None  # damaged: the caller converts again
 
     def save_about(self, about: About, tokenizer: Tokenizer) -> None:
         """Write architecture and tokenizer of a model."""
@@ -180,5 +186,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
+        return {}  # absent or damaged: the model is converted again
     return value if isinstance(value, dict) else {}

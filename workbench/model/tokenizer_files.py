@@ -51,15 +51,20 @@ def tokenizer_from_gguf(source: GgufSource) -> Tokenizer:
     return Tokenizer(raw, _gguf_info(source, tokens))
 
 
+def read_tokenizer(path: Path) -> RawTokenizer:
+    """A tokenizer.json; ModelError in one sentence if it is damaged."""
+    try:
+        return RawTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception
+        raise ModelError(f"{path} is not a readable tokenizer ({error}): copy it again") from error
+
+
 def tokenizer_from_folder(folder: Path, arch: ModelArch) -> Tokenizer:
     """The tokenizer of a Hugging Face folder (tokenizer.json, tokenizer_config.json)."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{folder} has no tokenizer.json: copy it from the model's repository")
-    try:
-        raw = RawTokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a bare Exception
-        raise ModelError(f"{path} is not a readable tokenizer ({error}): copy it again") from error
+    raw = read_tokenizer(path)
     config = read_json(folder / "tokenizer_config.json", {})
     special = {
         key: _text(config[key])

@@ -23,7 +23,7 @@ from workbench.quality.engines import full_changes, lab_engine
 from workbench.quality.metrics import TokenScores
 from workbench.quality.numpy_schemes import SCHEMES
 from workbench.quality.plan import LIVE_PLAN, QualityPlan
-from workbench.quality.report import Setting
+from workbench.quality.results import Setting
 from workbench.quality.run import Contender, compare
 from workbench.quality.settings_file import K_FORMAT, format_changes
 from workbench.quality.texts import text_windows

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import torch
 
+from workbench.quality.results import ByteReport
 from workbench.request import Request
 
 if TYPE_CHECKING:
@@ -13,31 +13,6 @@ if TYPE_CHECKING:
 
 SENTINEL = -0x5A5A5A5A5A5A5A5B  # int64 that no cache writes by chance eight times in a row
 LINE_BYTES = 64  # pages start on cache lines
-
-
-class ByteReport(msgspec.Struct, frozen=True, kw_only=True):
-    """KV bytes at the end of a window, the last step's tokens included.
-
-    `allocated`: pages it holds; `live`: their share that holds tokens; `metadata`: scales,
-    minima and padding in the pages; `touched`: cache lines of the arena that were written since it
-    was new, counted without asking anybody; pages that were given back meanwhile are in it, those
-    that eviction and sealing free.
-    `bits_per_element`: allocated bits per number of the tokens still stored. `ratio_to_bf16`: what
-    the text would take in bf16 with nothing evicted, over `allocated`. `bounds`: what sparse reads
-    keep beside these pages. `read_per_token`: bytes that a token of the last step read, bounds too.
-    """
-
-    allocated: int
-    live: int
-    metadata: int
-    touched: int
-    bits_per_element: float
-    ratio_to_bf16: float
-    tokens_per_mib: float
-    tokens_stored: float  # mean over groups
-    num_tokens: int
-    bounds: int = 0
-    read_per_token: float = 0.0
 
 
 def prepare(engine: "Engine") -> None:

@@ -13,9 +13,10 @@ from torch import Tensor
 from workbench.engine.engine import Engine
 from workbench.lab.figures import Figure
 from workbench.model.load import LoadedModel
-from workbench.quality.byte_report import ByteReport, byte_report, prepare
+from workbench.quality.byte_report import byte_report, prepare
 from workbench.quality.engines import lab_engine, run_window, schedule
 from workbench.quality.plan import QualityPlan
+from workbench.quality.results import ByteReport
 from workbench.quality.settings_file import format_changes
 from workbench.quality.texts import Window
 from workbench.request import Request

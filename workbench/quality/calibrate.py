@@ -16,7 +16,7 @@ from workbench.layer_plan import Formats, write_plan
 from workbench.model.load import LoadedModel
 from workbench.quality.engines import Changes, full_changes
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import QualityReport, Setting
+from workbench.quality.results import QualityReport, Setting
 from workbench.quality.run import Progress, measure
 from workbench.quality.settings_file import format_changes
 from workbench.settings.formats import KV_FORMATS

@@ -6,7 +6,7 @@ from pathlib import Path
 from workbench.errors import SettingError
 from workbench.model.load import LoadedModel
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import QualityReport, Setting
+from workbench.quality.results import QualityReport, Setting
 from workbench.quality.run import Progress, measure
 from workbench.quality.settings_file import format_changes
 from workbench.settings.formats import CALIBRATED_FORMATS, KV_FORMATS

@@ -21,7 +21,7 @@ from workbench.model.random_launch import random_model
 from workbench.quality.engines import full_changes, lab_engine
 from workbench.quality.hooks import AttendHook, hooked
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import figure_name
+from workbench.quality.results import figure_name
 from workbench.quality.run import Build, Contender, compare
 from workbench.quality.texts import text_windows
 

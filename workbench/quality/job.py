@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType
 
-import msgspec
 import torch
 
 from workbench.clock import Clock, RealClock
@@ -25,14 +24,10 @@ from workbench.quality.engines import (
     check_changes,
     full_changes,
     lab_engine,
-    observed_tail,
-    split_changes,
 )
-from workbench.quality.needle import DEPTHS, needle_windows
-from workbench.quality.plan import QualityPlan
+from workbench.quality.needle import needle_windows
 from workbench.quality.probes import probe
-from workbench.quality.report import NeedleScore, Setting, build_report
-from workbench.quality.run import Contender, Doing, compare
+from workbench.quality.run import Contender, Doing, compare, make_contender, report_of
 from workbench.quality.texts import text_windows
 
 EXIT_REFUSED, EXIT_CRASHED = 2, 70
@@ -83,7 +78,7 @@ class Job:
         self._job = job
         self._model = model
         self._cancel = cancel
-        self._settings = [Setting(name=s.name, changes=s.changes) for s in job.settings]
+        self._settings = job.settings
         self._contenders: list[Contender] = []
         self._sent: dict[str, tuple[int, int]] = {}  # windows and needles a report was sent for
         self._share = 1.0 - PROBES_SHARE if job.probes else 1.0
@@ -94,7 +89,7 @@ class Job:
         for setting in self._settings:
             check_changes(setting.changes)
         plan.held_bytes(model.arch.vocab_size)
-        self._contenders = [_contender(model, item, plan) for item in self._settings]
+        self._contenders = [make_contender(model, item, plan) for item in self._settings]
         windows = text_windows(model.tokenizer, plan)
         needles = needle_windows(model.tokenizer, plan) if plan.needle else []
         full = Contender(FULL, lambda size: lab_engine(model, full_changes(model), size))
@@ -121,18 +116,8 @@ class Job:
             if not have[0] or self._sent.get(setting.name) == have:
                 continue
             self._sent[setting.name] = have
-            report = build_report(
-                setting,
-                contender.windows,
-                plan=self._job.plan,
-                tokenizer=self._model.tokenizer,
-                full_format=str(full_changes(self._model)["cache.k_format"]),
-                bytes=contender.bytes,
-                needle=_needles(contender),
-                seconds=contender.seconds,
-            )
-            view = msgspec.convert(report, protocol.ReportView, from_attributes=True, strict=False)
-            write(protocol.ReportLine(report=view))
+            report = report_of(self._model, setting, contender, self._job.plan, have[0])
+            write(protocol.ReportLine(report=report))
 
     def _run_probes(self) -> None:
         for number, setting in enumerate(self._settings):
@@ -151,25 +136,6 @@ class Job:
                     v_snr_db=found.v_snr_db.tolist(),
                 )
             )
-
-
-def _contender(model: LoadedModel, setting: Setting, plan: QualityPlan) -> Contender:
-    first, then = split_changes(model, setting.changes, exact_prefill=plan.exact_prefill)
-    tail = observed_tail(model, setting.changes, plan.context_chunk)
-    return Contender(setting.name, lambda size: lab_engine(model, first, size), tail, then)
-
-
-def _needles(contender: Contender) -> list[NeedleScore]:
-    return [
-        NeedleScore(
-            depth=depth,
-            logprob_full=float(-scores.nll_full.sum()),
-            logprob=float(-scores.nll.sum()),
-            exact_full=bool((scores.best_full == scores.targets).all()),
-            exact=bool((scores.best == scores.targets).all()),
-        )
-        for depth, scores in zip(DEPTHS, contender.needle, strict=False)
-    ]
 
 
 def _load(job: protocol.JobPlan) -> LoadedModel:

@@ -1,7 +1,6 @@
 """What a quality job and its starter say to each other: one JSON line each, without torch.
 
-Plan in, one line on standard input; then lines out, one of `Line`. The report's structs repeat
-those of `report.py` and `byte_report.py` field by field, because those need torch.
+Plan in, one line on standard input; then lines out, one of `Line`.
 """
 
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 from workbench.config import EngineConfig, all_settings, difference, replace_settings
 from workbench.errors import SettingError
 from workbench.quality.plan import QualityPlan
+from workbench.quality.results import QualityReport, Setting
 
 MAX_SETTINGS = 64
 MAX_PLAN_BYTES = 2**20
@@ -28,20 +28,13 @@ QUALITY_SETTINGS = (
 )  # fmt: skip
 
 
-class NamedSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named set of changes to the default config: setting path to value."""
-
-    name: str
-    changes: dict[str, Any]
-
-
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one job measures. `time_limit_s` 0 = none; `random_layers` > 0 = a random model.
 
     `probes`: also where the damage lies, layer by layer, on the plan's first window.
     """
 
-    settings: list[NamedSetting]
+    settings: list[Setting]
     plan: QualityPlan
     model_path: str = ""
     probes: bool = False
@@ -74,82 +67,10 @@ class ProgressLine(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     setting: str = ""
 
 
-class FlipView(msgspec.Struct, frozen=True, kw_only=True):
-    """As `report.Flip`."""
-
-    window: int
-    position: int
-    full: str
-    ours: str
-    text: str
-
-
-class NeedleView(msgspec.Struct, frozen=True, kw_only=True):
-    """As `report.NeedleScore`."""
-
-    depth: float
-    logprob_full: float
-    logprob: float
-    exact_full: bool
-    exact: bool
-
-
-class BytesView(msgspec.Struct, frozen=True, kw_only=True):
-    """As `byte_report.ByteReport`."""
-
-    allocated: int
-    live: int
-    metadata: int
-    touched: int
-    bits_per_element: float
-    ratio_to_bf16: float
-    tokens_per_mib: float
-    tokens_stored: float
-    num_tokens: int
-    bounds: int = 0
-    read_per_token: float = 0.0
-
-    @property
-    def per_token(self) -> float:
-        """Allocated bytes for each token of the text, kept or not."""
-        return self.allocated / self.num_tokens
-
-
-class ReportView(msgspec.Struct, frozen=True, kw_only=True):
-    """As `report.QualityReport`."""
-
-    name: str
-    changes: dict[str, Any]
-    full_format: str
-    num_windows: int
-    num_scored_tokens: int
-    context: int
-    seed: int
-    kl_mean: float
-    kl_low: float | None
-    kl_high: float | None
-    kl_p99: float
-    kl_by_offset: list[float | None]
-    top1: float
-    top5: float
-    perplexity_full: float
-    perplexity: float
-    perplexity_diff: float
-    perplexity_diff_low: float | None
-    perplexity_diff_high: float | None
-    first_divergence: list[int]
-    num_flips: int
-    flips: list[FlipView]
-    bytes: BytesView
-    needle: list[NeedleView]
-    seconds: float
-    notes: list[str]
-
-
 class ReportLine(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """A setting's report over the windows it has done; a later one replaces it."""
 
-    report: ReportView
+    report: QualityReport
 
 
 class ProbesLine(msgspec.Struct, frozen=True, kw_only=True, tag="probes"):
@@ -213,7 +134,7 @@ def quality_changes(config: EngineConfig) -> dict[str, Any]:
     return {path: value for path, value in changes.items() if path in QUALITY_SETTINGS}
 
 
-def check_setting(setting: NamedSetting) -> None:
+def check_setting(setting: Setting) -> None:
     """Raise SettingError for a setting that no job could measure, before one is started."""
     try:
         replace_settings(EngineConfig(), setting.changes)

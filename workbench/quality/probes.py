@@ -23,7 +23,7 @@ from workbench.quality.engines import (
 )
 from workbench.quality.hooks import AttendHook, hooked
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import Setting
+from workbench.quality.results import Setting
 from workbench.quality.stored import stored_kv, stored_slots
 from workbench.quality.texts import text_windows
 from workbench.request import Request

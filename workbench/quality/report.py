@@ -1,14 +1,11 @@
-"""What one setting costs, as plain values for JSON, tables and plots."""
+"""Summarises what a setting's windows gave."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from workbench.model.tokenizer import Tokenizer
-from workbench.quality.byte_report import ByteReport
 from workbench.quality.metrics import (
     TokenScores,
     bootstrap,
@@ -18,77 +15,7 @@ from workbench.quality.metrics import (
     perplexity,
 )
 from workbench.quality.plan import QualityPlan
-
-MAX_FLIPS = 200
-
-
-def figure_name(name: str) -> str:
-    """A setting's name as part of a figure's: lower case, digits, underscores."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "setting"
-
-
-class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named set of changes to the default config: setting path to value."""
-
-    name: str
-    changes: dict[str, Any]
-
-
-class Flip(msgspec.Struct, frozen=True, kw_only=True):
-    """A position whose greedy next token differs, with both choices and what the text says."""
-
-    window: int
-    position: int
-    full: str
-    ours: str
-    text: str
-
-
-class NeedleScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probability in nats of the right digits, summed; `exact`: each was the best choice."""
-
-    depth: float
-    logprob_full: float
-    logprob: float
-    exact_full: bool
-    exact: bool
-
-
-class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting beside the full-precision cache on the same text and schedule.
-
-    KL(full || setting) in nats a token; `*_low` and `*_high` bound 95 % of a bootstrap over
-    windows (None for a single window). `kl_by_offset`: mean over windows for each position after
-    the context (None where no position counts). `first_divergence`: scored tokens before the first
-    flip of each window, -1 if there is none. `num_scored_tokens` is what every mean is over.
-    """
-
-    name: str
-    changes: dict[str, Any]
-    full_format: str
-    num_windows: int
-    num_scored_tokens: int
-    context: int
-    seed: int
-    kl_mean: float
-    kl_low: float | None
-    kl_high: float | None
-    kl_p99: float
-    kl_by_offset: list[float | None]
-    top1: float
-    top5: float
-    perplexity_full: float
-    perplexity: float
-    perplexity_diff: float
-    perplexity_diff_low: float | None
-    perplexity_diff_high: float | None
-    first_divergence: list[int]
-    num_flips: int
-    flips: list[Flip]  # the first MAX_FLIPS
-    bytes: ByteReport
-    needle: list[NeedleScore]
-    seconds: float  # of this setting's runs
-    notes: list[str]
+from workbench.quality.results import MAX_FLIPS, Flip, QualityReport, Setting
 
 
 def build_report(

@@ -12,7 +12,7 @@ from workbench.clock import Clock, RealClock
 from workbench.engine.engine import Engine
 from workbench.errors import SettingError
 from workbench.model.load import LoadedModel
-from workbench.quality.byte_report import ByteReport, byte_report, prepare
+from workbench.quality.byte_report import byte_report, prepare
 from workbench.quality.engines import (
     Changes,
     StoppedError,
@@ -27,7 +27,8 @@ from workbench.quality.engines import (
 from workbench.quality.metrics import TokenScores, join, score_rows
 from workbench.quality.needle import DEPTHS, needle_windows
 from workbench.quality.plan import QualityPlan
-from workbench.quality.report import NeedleScore, QualityReport, Setting, build_report
+from workbench.quality.report import build_report
+from workbench.quality.results import ByteReport, NeedleScore, QualityReport, Setting
 from workbench.quality.texts import Window, text_windows
 from workbench.request import Request
 
@@ -86,7 +87,7 @@ def measure(
     for setting in settings:
         check_changes(setting.changes)
     plan.held_bytes(model.arch.vocab_size)
-    contenders = [_contender(model, item, plan) for item in settings]
+    contenders = [make_contender(model, item, plan) for item in settings]
     windows = text_windows(model.tokenizer, plan)
     needles = needle_windows(model.tokenizer, plan) if plan.needle else []
     full = Contender("full cache", lambda size: lab_engine(model, full_changes(model), size))
@@ -94,24 +95,31 @@ def measure(
     if not done:
         return []
     return [
-        build_report(
-            setting,
-            contender.windows[:done],
-            plan=plan,
-            tokenizer=model.tokenizer,
-            full_format=str(full_changes(model)["cache.k_format"]),
-            bytes=contender.bytes,
-            needle=[
-                _needle(depth, scores)
-                for depth, scores in zip(DEPTHS, contender.needle, strict=False)
-            ],
-            seconds=contender.seconds,
-        )
+        report_of(model, setting, contender, plan, done)
         for setting, contender in zip(settings, contenders, strict=True)
     ]
 
 
-def _contender(model: LoadedModel, setting: Setting, plan: QualityPlan) -> Contender:
+def report_of(
+    model: LoadedModel, setting: Setting, contender: Contender, plan: QualityPlan, num_windows: int
+) -> QualityReport:
+    """The report over the first `num_windows` windows and all needles that are done."""
+    return build_report(
+        setting,
+        contender.windows[:num_windows],
+        plan=plan,
+        tokenizer=model.tokenizer,
+        full_format=str(full_changes(model)["cache.k_format"]),
+        bytes=contender.bytes,
+        needle=[
+            _needle(depth, scores) for depth, scores in zip(DEPTHS, contender.needle, strict=False)
+        ],
+        seconds=contender.seconds,
+    )
+
+
+def make_contender(model: LoadedModel, setting: Setting, plan: QualityPlan) -> Contender:
+    """What runs a setting: its engines, its observed tail, and what changes after the context."""
     first, then = split_changes(model, setting.changes, exact_prefill=plan.exact_prefill)
     tail = observed_tail(model, setting.changes, plan.context_chunk)
     return Contender(setting.name, lambda size: lab_engine(model, first, size), tail, then)

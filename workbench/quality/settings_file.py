@@ -9,7 +9,7 @@ from typing import Any
 from workbench.config import all_settings
 from workbench.errors import SettingError
 from workbench.quality.engines import Changes, check_changes
-from workbench.quality.report import Setting, figure_name
+from workbench.quality.results import Setting, figure_name
 
 EXAMPLE = '[{"name": "int8", "cache.k_format": "int8", "cache.v_format": "int8"}]'
 K_FORMAT, V_FORMAT = "cache.k_format", "cache.v_format"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from workbench.lab.figures import Figure
-from workbench.quality.report import QualityReport, figure_name
+from workbench.quality.results import QualityReport, figure_name
 
 
 def figures_of(reports: Sequence[QualityReport]) -> list[Figure]:

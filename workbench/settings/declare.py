@@ -20,14 +20,18 @@ def setting(
     high: float | None = None,
     unit: str = "",
     main: bool = False,
+    own: bool = False,
 ) -> Any:
     """A dataclass field with its range and the cost of changing it.
 
     `change`: `hot` takes effect at the next step; `recode` re-encodes resident pages; `rebuild`
     lays the cache out anew and recomputes running requests; `restart` loads weights again.
     `dim`: temporal T, spatial S, structural X, or none. `main`: shown without opening "more".
+    `own`: names besides `choices` are allowed, which the engine's registry has to know.
     """
-    meta = dict(change=change, dim=dim, choices=choices, low=low, high=high, unit=unit, main=main)
+    meta = dict(
+        change=change, dim=dim, choices=choices, low=low, high=high, unit=unit, main=main, own=own
+    )
     return field(default=default, metadata=meta)
 
 
@@ -47,7 +51,7 @@ class Section:
 def check_value(path: str, item: "dataclasses.Field[Any]", value: Any) -> None:
     """Raise SettingError naming the setting, the value and the allowed range."""
     meta = item.metadata
-    if meta["choices"] and value not in meta["choices"]:
+    if meta["choices"] and not meta["own"] and value not in meta["choices"]:
         allowed = ", ".join(str(choice) for choice in meta["choices"])
         raise SettingError(f"{path} = {value!r} is not allowed: choose one of {allowed}")
     if isinstance(item.default, bool) != isinstance(value, bool):

@@ -11,6 +11,7 @@ WRITES = ("back", "through", "selective")
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
 LOADS = ("whole", "layerwise")
+PLACEMENTS = ("lru", "cost", "importance")  # and what an engine's registry has besides
 ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
 
@@ -29,7 +30,7 @@ class TierSettings(Section, section="tiers"):
         0.0, change="hot", dim="S", low=0.0, high=1048576, unit="MiB", main=True
     )
     disk_path: str = setting("", change="hot", dim="S")
-    policy: str = setting("lru", change="hot", dim="S", choices=("lru",), main=True)
+    policy: str = setting("lru", change="hot", dim="S", choices=PLACEMENTS, own=True, main=True)
     gate: bool = setting(True, change="hot", dim="S")
     disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
     dram_throttle_mb_s: float = setting(

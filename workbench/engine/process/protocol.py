@@ -125,6 +125,17 @@ class InjectFault(msgspec.Struct, frozen=True, tag=True):
     kind: str
 
 
+class HoldBlock(msgspec.Struct, frozen=True, tag=True):
+    """Keep a block in the tiers, or let it go; answered with its key, or an empty text.
+
+    `kind`: lease (for `seconds`), hard, soft (for `seconds`, it goes last) or none.
+    """
+
+    key: str
+    kind: str
+    seconds: float = 0.0
+
+
 class Arrival(msgspec.Struct, frozen=True):
     """One request of a workload, due `at_s` seconds after its start.
 
@@ -171,7 +182,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 Body = (
     Submit | Abort | ClearRequests | Apply | Preview | Play | Pause | Step | SetSpeed | GetSnapshot
     | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload
-    | StopWorkload | GetTiers | Journey | InjectFault | Shutdown
+    | StopWorkload | GetTiers | Journey | InjectFault | HoldBlock | Shutdown
 )  # fmt: skip
 
 SHOWN_AT_ONCE = (Apply, Play, Pause, SetSpeed)  # somebody has touched a control and waits

@@ -19,10 +19,17 @@ from workbench.snapshot import (
     STATE_FREE,
     STATE_OWNED,
 )
+from workbench.spatial.hierarchy.pins import Hold
 
 EVICTED_STEPS = 4  # how long a just evicted block is marked
 MOVED_STEPS = 4  # how long a block that came up from a tier is marked
 MOST_CELLS = 65_536
+HOLD_FLAGS = {
+    Hold.NONE: 0,
+    Hold.SOFT: FLAG_PINNED,
+    Hold.HARD: FLAG_PINNED,
+    Hold.BUSY: FLAG_PINNED | FLAG_MOVING,
+}
 
 Planes = dict[str, np.ndarray]
 
@@ -109,7 +116,7 @@ class TierCells:
     def update(
         self,
         version: int,
-        rows: list[tuple[TierKey, int, bool, int]],
+        rows: list[tuple[TierKey, int, Hold, int]],
         num_free: int,
         free_class: int,
         look: Callable[[TierKey], EntryLook],
@@ -133,7 +140,7 @@ class TierCells:
             self._draw(rows, max(len(rows) + num_free, len(self.keys)), free_class)
         return len(self._planes["state"]), self._planes
 
-    def _place(self, rows: list[tuple[TierKey, int, bool, int]]) -> None:
+    def _place(self, rows: list[tuple[TierKey, int, Hold, int]]) -> None:
         present = {row[0] for row in rows}
         for key in [key for key in self._cell_of if key not in present]:
             cell = self._cell_of.pop(key)
@@ -152,7 +159,7 @@ class TierCells:
 
     def _draw(
         self,
-        rows: list[tuple[TierKey, int, bool, int]],
+        rows: list[tuple[TierKey, int, Hold, int]],
         count: int,
         free_class: int,
     ) -> None:
@@ -163,15 +170,15 @@ class TierCells:
         }
         planes["owner"][:] = NO_OWNER
         self.evictable_bytes = 0
-        for rank, (key, num_bytes, pinned, _) in enumerate(rows):
-            if not pinned and not isinstance(key, PrivateKey):
+        for rank, (key, num_bytes, hold, _) in enumerate(rows):
+            if hold <= Hold.SOFT and not isinstance(key, PrivateKey):
                 self.evictable_bytes += num_bytes
             cell = self._cell_of[key]
             if cell >= count:
                 continue
             private = isinstance(key, PrivateKey)
             state = STATE_OWNED if private else STATE_CACHED | FLAG_HASHED
-            planes["state"][cell] = state | (FLAG_PINNED | FLAG_MOVING if pinned else 0)
+            planes["state"][cell] = state | HOLD_FLAGS[hold]
             seen = self._looks[key]
             planes["owner"][cell], classes[cell] = seen.owner, seen.page_class
             planes["age"][cell] = 255 - 255 * rank // len(rows)  # by rank: next to go is oldest

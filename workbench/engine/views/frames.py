@@ -64,28 +64,11 @@ class FrameBuilder:
     def _build(
         self, hbm: HbmCells, seq: int, state: str, speed: float, detail: str
     ) -> tuple[Snapshot, list[Planes]]:
-        engine = self._engine
+        engine, decoder = self._engine, self._engine.model.decoder
         if self._num_built % LEDGER_EVERY == 0:
             self._ledger = ledger(engine)
         self._num_built += 1
-        grids = [
-            TierGrid(
-                name="G1",
-                num_cells=len(hbm.ids),
-                slab_bytes=engine.stack.pool.slab_bytes,
-                slabs=hbm.slabs,
-            )
-        ]
-        cells = [hbm.planes]
-        tiers = [self._hbm_tier(hbm)]
-        for stats in engine.hierarchy.stats().tiers:
-            if not stats.on and stats.name not in ALWAYS_SHOWN:
-                continue
-            grid, planes = self.tiers.grid(stats)
-            grids.append(grid)
-            cells.append(planes)
-            tiers.append(self._tier_view(stats))
-        views = request_views.views(engine)
+        grids, cells, tiers = self._tiers(hbm)
         snapshot = Snapshot(
             seq=seq,
             step=engine.num_steps,
@@ -99,8 +82,8 @@ class FrameBuilder:
             stands_in=engine.device == "cpu",
             backend="triton" if engine.device == "cuda" else "torch",
             model_name=engine.model.name,
-            weight_format=engine.model.decoder.weight_format,
-            weight_bytes=engine.model.decoder.weight_bytes,
+            weight_format=decoder.weight_format,
+            weight_bytes=decoder.weight_bytes,
             block_size=engine.config.cache.block_size,
             owner_labels={
                 str(request.owner): request.request_id for request in engine.requests.values()
@@ -108,7 +91,7 @@ class FrameBuilder:
             classes=_classes(self.tiers.specs),
             grid=grids,
             tiers=tiers,
-            requests=views,
+            requests=request_views.views(engine),
             num_waiting=len(engine.scheduler.waiting),
             num_running=len(engine.scheduler.running),
             numbers=self._numbers(engine.metrics),
@@ -123,6 +106,21 @@ class FrameBuilder:
             last_apply=engine.last_apply,
         )
         return snapshot, cells
+
+    def _tiers(self, hbm: HbmCells) -> tuple[list[TierGrid], list[Planes], list[TierView]]:
+        """Layout, cells and view of HBM and of each tier below that has a row."""
+        slab_bytes = self._engine.stack.pool.slab_bytes
+        grids = [
+            TierGrid(name="G1", num_cells=len(hbm.ids), slab_bytes=slab_bytes, slabs=hbm.slabs)
+        ]
+        cells, tiers = [hbm.planes], [self._hbm_tier(hbm)]
+        for stats in self._engine.hierarchy.stats().tiers:
+            if stats.on or stats.name in ALWAYS_SHOWN:
+                grid, planes = self.tiers.grid(stats)
+                grids.append(grid)
+                cells.append(planes)
+                tiers.append(self._tier_view(stats))
+        return grids, cells, tiers
 
     def _settings(self) -> dict[str, Any]:
         config = self._engine.config

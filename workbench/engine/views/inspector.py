@@ -1,5 +1,6 @@
 """One cell of the grid in full: owners, identity, bytes, and its rank in the eviction order."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ from workbench.engine.views.cells import hbm_cells
 from workbench.engine.views.request_views import owners_of
 from workbench.engine.views.tier_notes import swap_record
 from workbench.errors import RequestError
+from workbench.spatial.hierarchy.pins import Hold
 from workbench.views import BlockView
 
 if TYPE_CHECKING:
@@ -51,13 +53,14 @@ def _inspect_entry(engine: "Engine", tier: str, cell: int, key: TierKey) -> Bloc
     """An entry of a lower tier, with what was noted when it left G1."""
     rows = engine.hierarchy.entries(tier)
     found = next((row for row in rows if row[0] == key), None)
-    evictable = [row[0] for row in rows if not row[2]]
+    evictable = [row[0] for turn in (Hold.NONE, Hold.SOFT) for row in rows if row[2] is turn]
     note = engine.frames.tiers.notes.get(key)
     private = isinstance(key, PrivateKey)
     page = -1 if note is None else note.page
     positions = _entry_positions(engine, key, page)
     first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (-1, -1)
-    pinned = found is not None and found[2]
+    hold = Hold.NONE if found is None else found[2]
+    held_s = engine.hierarchy.held_for_s(key)
     return BlockView(
         tier=tier,
         cell=cell,
@@ -75,8 +78,16 @@ def _inspect_entry(engine: "Engine", tier: str, cell: int, key: TierKey) -> Bloc
         mass=_private_mass(engine, key, positions),
         evict_rank=evictable.index(key) + 1 if key in evictable else 0,
         num_evictable=len(evictable),
-        why="pinned" if pinned else "private" if private else "stored",
+        why=_why(hold, held_s, private),
+        held_s=None if held_s is None or math.isinf(held_s) else held_s,
     )
+
+
+def _why(hold: Hold, held_s: float | None, private: bool) -> str:
+    if hold is Hold.HARD:
+        return "held" if held_s == math.inf else "leased"
+    named = {Hold.BUSY: "pinned", Hold.SOFT: "soft"}
+    return named.get(hold, "private" if private else "stored")
 
 
 def _entry_positions(engine: "Engine", key: TierKey, page: int) -> np.ndarray:

@@ -1,21 +1,27 @@
 """The tiers' costs and worth, for the page that explains them."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from workbench.cache.keys import key_text
+from workbench.engine.views.overlap_view import overlap_view
 from workbench.errors import SettingError
 from workbench.spatial.hierarchy.counters import FitStats, TierStats
 from workbench.spatial.hierarchy.faults import FAULTS, inject
+from workbench.spatial.hierarchy.pins import Hold
+from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.temporal.scheduling.loads import TierGain
-from workbench.tier_views import BlockMove, CostView, TierReport, TiersReport
+from workbench.tier_views import BlockMove, CostView, StoreView, TierReport, TiersReport
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 KINDS = {"disk": "disk", "store": "shared store", "valkey": "Valkey", "objects": "objects"}
 USUAL = {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}
+HOLDS = ("lease", "hard", "soft", "none")
+MOST_HELD_S = 86_400.0
 MOST_TRAVELLED = 40  # blocks offered where none is named
 
 
@@ -23,7 +29,9 @@ def tiers_report(engine: "Engine") -> TiersReport:
     """Everything known of the tiers now."""
     stats, counters = engine.hierarchy.stats(), engine.fetcher.counters
     return TiersReport(
-        tiers=[_tier(tier, counters.gains.get(tier.name, TierGain())) for tier in stats.tiers],
+        tiers=[
+            _tier(engine, tier, counters.gains.get(tier.name, TierGain())) for tier in stats.tiers
+        ],
         recompute_s_per_token=engine.metrics.recompute_s(1) or 0.0,
         block_tokens=engine.config.cache.block_size,
         block_bytes=sum(spec.page_bytes for spec in engine.stack.specs.full),
@@ -33,10 +41,25 @@ def tiers_report(engine: "Engine") -> TiersReport:
         num_late=counters.num_late_loads,
         num_failed_pages=counters.num_failed_pages,
         damages=list(FAULTS),
+        overlap=overlap_view(engine.fetcher.layers.last),
+        store=_store(engine.hierarchy.shared_usage()),
     )
 
 
-def _tier(stats: TierStats, gain: TierGain) -> TierReport:
+def _store(usage: Usage | None) -> StoreView | None:
+    if usage is None:
+        return None
+    return StoreView(
+        pages=usage.num_pages,
+        leased=usage.num_leased,
+        held=usage.num_held,
+        evicted=usage.num_evicted,
+        expired=usage.num_expired,
+    )
+
+
+def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
+    holds = [row[2] for row in engine.hierarchy.entries(stats.name)]
     return TierReport(
         name=stats.name,
         medium=medium_name(stats),
@@ -62,6 +85,8 @@ def _tier(stats: TierStats, gain: TierGain) -> TierReport:
         fetched_tokens=gain.num_tokens,
         fetch_s=gain.fetch_s,
         recompute_s=gain.recompute_s,
+        num_held=holds.count(Hold.HARD),
+        num_soft=holds.count(Hold.SOFT),
     )
 
 
@@ -82,6 +107,30 @@ def journey(engine: "Engine", key: str) -> list[BlockMove]:
     if key:
         return journeys.of(key)
     return [journeys.of(each)[-1] for each in journeys.travelled(MOST_TRAVELLED)]
+
+
+def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> str:
+    """Pin, lease or let go the block whose key (hex) begins so; empty if no tier has it.
+
+    SettingError for a kind or a time that does not exist.
+    """
+    if kind not in HOLDS:
+        raise SettingError(f"unknown hold {kind!r}: choose one of {', '.join(HOLDS)}")
+    if kind in ("lease", "soft") and not 0.0 < seconds <= MOST_HELD_S:
+        raise SettingError(
+            f"a hold of {seconds:g} s: give seconds above 0, at most {MOST_HELD_S:g}"
+        )
+    hierarchy = engine.hierarchy
+    there = {row[0] for tier in USUAL for row in hierarchy.entries(tier)}
+    found = [one for one in there if key_text(one).startswith(key)]
+    if not key or not found:
+        return ""
+    chosen = min(found, key=key_text)
+    if kind == "none":
+        hierarchy.unpin(chosen)
+    else:
+        hierarchy.pin(chosen, math.inf if kind == "hard" else seconds, soft=kind == "soft")
+    return key_text(chosen)
 
 
 def damage(engine: "Engine", kind: str) -> str:

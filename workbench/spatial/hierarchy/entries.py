@@ -8,8 +8,8 @@ until the last pin is gone (invariant I7).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -17,8 +17,11 @@ import xxhash
 
 from workbench.cache.codec import CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.placement import PageFacts
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.medium import PageRecord
+from workbench.spatial.hierarchy.pins import Hold, Pins
+from workbench.spatial.hierarchy.sample import Bag, Order, ranked
 
 
 class State(Enum):
@@ -36,7 +39,7 @@ class Entry:
     `charged_bytes`: what the tier's budget pays (page bytes in DRAM, real bytes on a medium).
     `checksums`: xxh3-64 of each slice. `buffer`: uint8 [page_bytes] in DRAM, None below. `coded`:
     under which key a lossy codec may keep it; None where it has to stay as it is. `record`: of the
-    page on its medium. `leased_until_s`: nothing evicts it before, infinity for a hard pin.
+    page on its medium. `facts` are shared by the entries of its key in all tiers.
     """
 
     key: TierKey
@@ -55,7 +58,7 @@ class Entry:
     leaving: bool = False  # its bytes go before anything new is written
     forgotten: bool = False  # removed from the index alone: the medium keeps or evicts it itself
     num_hits: int = 0
-    leased_until_s: float = 0.0
+    facts: PageFacts = field(default_factory=PageFacts)
 
 
 def slice_checksums(page: np.ndarray, num_slices: int) -> tuple[int, ...]:
@@ -72,6 +75,8 @@ class EntryTable:
     """Index, LRU order, pins and byte count of one tier; knows nothing of where bytes lie.
 
     `release(entry)` is called once, when the entry is removed and nothing pins it any more.
+    `order`, if there is one, ranks a bounded sample of what may leave; otherwise the table's own
+    order decides, LRU.
     """
 
     def __init__(
@@ -79,11 +84,11 @@ class EntryTable:
         name: str,
         capacity_bytes: int,
         release: Callable[[Entry], None],
-        now_s: Callable[[], float] = lambda: 0.0,
+        pins: Pins | None = None,
     ) -> None:
         self.name = name
         self.capacity_bytes = capacity_bytes
-        self.now_s = now_s
+        self.holds = pins or Pins()  # of all tiers
         self.used_bytes = 0
         self.leaving_bytes = 0
         self.pinned_bytes = 0
@@ -92,9 +97,11 @@ class EntryTable:
         self._index: OrderedDict[TierKey, Entry] = OrderedDict()
         self._private: dict[str, set[PrivateKey]] = {}
         self._release = release
+        self.order: Order | None = None
+        self.bag: Bag[Entry] = Bag()  # of what is indexed
         self.step = 0  # of the engine
         self._tick = 0
-        self._rows: list[tuple[TierKey, int, bool, int]] = []
+        self._rows: list[tuple[TierKey, int, Hold, int]] = []
         self._rows_version = -1
 
     def __len__(self) -> int:
@@ -122,6 +129,7 @@ class EntryTable:
                 "bytes: make room before adding"
             )
         self._index[entry.key] = entry
+        self.bag.add(entry)
         self.used_bytes += entry.charged_bytes
         if entry.pins:
             self.pinned_bytes += entry.charged_bytes
@@ -172,6 +180,7 @@ class EntryTable:
         if entry.removed:
             return
         del self._index[entry.key]
+        self.bag.remove(entry)
         entry.removed = True
         self.version += 1
         if isinstance(entry.key, PrivateKey):
@@ -193,20 +202,24 @@ class EntryTable:
         self.leaving_bytes += entry.charged_bytes
         self.remove(entry)
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether room for so many bytes could be made now."""
+        fits = num_bytes <= self.capacity_bytes
+        return fits and self._oldest(self.used_bytes + num_bytes - self.capacity_bytes)[1] <= 0
+
     def victims(self, num_bytes: int) -> list[Entry] | None:
-        """Least recently used entries whose removal makes room for `num_bytes`.
+        """Entries whose removal makes room for `num_bytes`, in the order in which they leave.
 
         None if even all evictable ones are too few; nothing has changed then (invariant I5).
         """
-        if num_bytes > self.capacity_bytes:
+        if not self.has_room(num_bytes):
             return None
-        chosen, rest = self._oldest(self.used_bytes + num_bytes - self.capacity_bytes)
-        return chosen if rest <= 0 else None
+        return self._leaving(self.used_bytes + num_bytes - self.capacity_bytes)
 
     def excess(self, limit_bytes: int | None = None) -> list[Entry]:
-        """Least recently used evictable entries above the cap, or above another limit."""
+        """Evictable entries above the cap, or above another limit, as they leave."""
         limit = self.capacity_bytes if limit_bytes is None else limit_bytes
-        return self._oldest(self.used_bytes - limit)[0]
+        return self._leaving(self.used_bytes - limit)
 
     def limit(self, watermark: float, ratio: float) -> int | None:
         """Bytes to evict down to now; None while the table is below its cap or watermark.
@@ -218,9 +231,24 @@ class EntryTable:
             return None
         return cap if watermark >= 1.0 else int(min(watermark * cap, used - ratio * cap))
 
-    def evictable(self, entry: Entry, now_s: float) -> bool:
-        """Whether nothing reads, writes or holds an entry."""
-        return entry.pins == 0 and entry.state is State.READY and entry.leased_until_s <= now_s
+    def hold(self, entry: Entry) -> Hold:
+        """What keeps an entry here: its bytes are moving, or somebody asked for it."""
+        if entry.pins or entry.state is not State.READY:
+            return Hold.BUSY
+        return self.holds.hold(entry.key)
+
+    def evictable(self, entry: Entry) -> bool:
+        """Whether nothing reads, writes or holds an entry; one with a soft pin may go, as last."""
+        return self.hold(entry) <= Hold.SOFT
+
+    def oldest(self) -> Iterable[Entry]:
+        """Indexed entries, least recently used first, as they are now."""
+        return self._index.values()
+
+    def _leaving(self, num_bytes: int) -> list[Entry]:
+        if self.order is None:
+            return self._oldest(num_bytes)[0]
+        return ranked(self, num_bytes - self.leaving_bytes, self.order)
 
     def _oldest(self, num_bytes: int) -> tuple[list[Entry], int]:
         """Evictable entries of so many bytes, and how many bytes are still missing then."""
@@ -228,28 +256,31 @@ class EntryTable:
         rest = num_bytes - self.leaving_bytes
         if rest <= 0:
             return chosen, rest
-        now_s = self.now_s()
-        for entry in self._index.values():
-            if self.evictable(entry, now_s):
-                chosen.append(entry)
-                rest -= entry.charged_bytes
-                if rest <= 0:
-                    break
+        for turn in (Hold.NONE, Hold.SOFT):
+            for entry in self._index.values():
+                if self.hold(entry) is turn:
+                    chosen.append(entry)
+                    rest -= entry.charged_bytes
+                    if rest <= 0:
+                        return chosen, rest
         return chosen, rest
 
     def private_entries(self, request_id: str) -> list[Entry]:
         """Indexed entries that belong to a request."""
         return [self._index[key] for key in self._private.get(request_id, ())]
 
-    def rows(self) -> list[tuple[TierKey, int, bool, int]]:
-        """(key, charged bytes, pinned, last used) in LRU order; cached until something changes."""
+    def rows(self) -> list[tuple[TierKey, int, Hold, int]]:
+        """(key, charged bytes, hold, last used) in LRU order; cached until something changes."""
         if self._rows_version != self.version:
             self._rows = [
-                (entry.key, entry.charged_bytes, entry.pins > 0, entry.last_used)
+                (entry.key, entry.charged_bytes, self._shown(entry), entry.last_used)
                 for entry in self._index.values()
             ]
             self._rows_version = self.version
         return self._rows
+
+    def _shown(self, entry: Entry) -> Hold:
+        return Hold.BUSY if entry.pins else self.holds.hold(entry.key)
 
     def check(self) -> None:
         """Raise IntegrityError if bytes, pins or the index disagree with the entries (I7, I10)."""
@@ -261,8 +292,8 @@ class EntryTable:
                 f"{self.name} counts {self.used_bytes} bytes ({self.pinned_bytes} pinned) but its "
                 f"entries hold {used} ({pinned} pinned)"
             )
-        now_s, over = self.now_s(), used - self.leaving_bytes > self.capacity_bytes
-        if over and any(self.evictable(entry, now_s) for entry in self._index.values()):
+        over = used - self.leaving_bytes > self.capacity_bytes
+        if over and any(self.evictable(entry) for entry in self._index.values()):
             raise IntegrityError(
                 f"{self.name} holds {used} bytes, above its cap of {self.capacity_bytes}"
             )
@@ -271,6 +302,8 @@ class EntryTable:
             raise IntegrityError(
                 f"{self.name} counts {self.leaving_bytes} bytes as leaving, but {leaving} are"
             )
+        if len(self.bag) != len(self._index):
+            raise IntegrityError(f"{self.name} draws from another number of entries than it has")
         if any(entry.removed or entry.key != key for key, entry in self._index.items()):
             raise IntegrityError(f"{self.name}'s index holds a removed or renamed entry")
         if any(not entry.pins or not entry.removed for entry in self.doomed.values()):

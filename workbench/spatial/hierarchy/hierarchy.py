@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.cache.codec import Codec, CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.placement import PageFacts
 from workbench.cache.tier import LoadResult, Lookup, SliceSpan
 from workbench.clock import Clock
 from workbench.config import TierSettings
@@ -16,10 +17,14 @@ from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
 from workbench.spatial.hierarchy.entries import EntryTable
 from workbench.spatial.hierarchy.integrity import check_hierarchy
+from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
 from workbench.spatial.hierarchy.lookups import Lookups
 from workbench.spatial.hierarchy.mover import G2, Mover, OnEvent
+from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
+from workbench.spatial.hierarchy.shared_store_protocol import Usage
+from workbench.spatial.hierarchy.shared_usage import SharedUsage
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 POLL_S = 0.0005  # at most, between looks at what a throttle holds back
@@ -48,6 +53,7 @@ class Hierarchy:
         self.mover = Mover(clock, on_event)
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
+        self._shared_usage = SharedUsage(self._slow(POOL))
         self._epochs: dict[str, int] = {}
         self._closed = False
         counters = self.mover.counters[G2]
@@ -60,6 +66,7 @@ class Hierarchy:
 
     def begin_step(self, step: int) -> None:
         """What is stored or read from now on is so at this step of the engine."""
+        self.mover.placer.begin_step()
         for table in self._tables():
             table.step = step
 
@@ -164,12 +171,18 @@ class Hierarchy:
         self.complete_load(job_id)
 
     def store(
-        self, key: TierKey, page: np.ndarray, num_slices: int, coded: CodedRow | None = None
+        self,
+        key: TierKey,
+        page: np.ndarray,
+        num_slices: int,
+        coded: CodedRow | None = None,
+        facts: PageFacts | None = None,
     ) -> bool:
         """Copy a page down; False if no tier took it.
 
         `page`: uint8 [page_bytes], read before return, cut into `num_slices` checksummed parts.
-        `coded`: what a lossy codec may make of it, and under which key.
+        `coded`: what a lossy codec may make of it, and under which key. `facts`: what is known of
+        it, for the placement policy.
         A prefix key that is held already is only touched: its bytes cannot differ. A private key
         of an older epoch is refused, one of a newer epoch drops those before it. TierError if the
         page is not a multiple of `num_slices` bytes.
@@ -179,15 +192,19 @@ class Hierarchy:
                 f"a page of {page.nbytes} bytes cannot be cut into {num_slices} equal slices: "
                 "choose a divisor of the page's size"
             )
+        facts = facts or PageFacts()
+        facts.use(self.mover.clock.now_s())
+        self.mover.placer.block_tokens = facts.num_tokens or self.mover.placer.block_tokens
         if isinstance(key, PrivateKey):
             if not self._renew_private(key):
                 return False
         else:
             self.mover.ladder.admission.seen(key)
             if self._touch(key, page.nbytes):
+                self.mover.renewed(key, facts)
                 return True
         flat = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
-        return self.mover.store(key, flat, num_slices, coded)
+        return self.mover.store(key, flat, num_slices, coded, facts)
 
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""
@@ -199,6 +216,7 @@ class Hierarchy:
     def clear(self) -> None:
         """Forget everything (tiers stay open); loads in flight still deliver what they pinned."""
         self._epochs.clear()
+        self.mover.pins.clear()
         for table in self._tables():
             for entry in table.all_entries():
                 table.remove(entry)
@@ -211,24 +229,35 @@ class Hierarchy:
         self.settings = settings
         return report
 
-    def pin(self, key: TierKey, seconds: float = math.inf) -> bool:
+    def pin(self, key: TierKey, seconds: float = math.inf, soft: bool = False) -> bool:
         """Let nothing evict a key for so long, by default until it is unpinned; False if absent.
 
-        A tier that is made smaller keeps it above its cap; one that is switched off loses it.
+        `soft`: it may go, but as last. A tier that is made smaller keeps what is pinned above its
+        cap; one that is switched off loses it.
         """
-        until_s, held = self.mover.clock.now_s() + seconds, False
-        for table in self._tables():
-            entry = table.get(key)
-            if entry is not None:
-                entry.leased_until_s, held = until_s, True
-        return held
+        if all(table.get(key) is None for table in self._tables()):
+            return False
+        self.mover.pins.pin(key, seconds, soft)
+        self.mover.show_pins()
+        return True
+
+    def keep(self, keys: Sequence[TierKey], seconds: float) -> None:
+        """Evict these keys last for so long, wherever they lie or will lie: a soft pin."""
+        for key in keys:
+            self.mover.pins.pin(key, seconds, soft=True)
+        self.mover.show_pins()
 
     def unpin(self, key: TierKey) -> None:
-        """End a pin; a key that is not there needs none."""
-        self.pin(key, -math.inf)
+        """End a key's pins; one that has none needs nothing."""
+        self.mover.pins.unpin(key)
+        self.mover.show_pins()
 
-    def entries(self, tier: str) -> list[tuple[TierKey, int, bool, int]]:
-        """(key, bytes, pinned, last used) of a tier, least recently used first.
+    def held_for_s(self, key: TierKey) -> float | None:
+        """Seconds for which a key is pinned or leased yet, infinity for ever; None: it is not."""
+        return self.mover.pins.left_s(key)
+
+    def entries(self, tier: str) -> list[tuple[TierKey, int, Hold, int]]:
+        """(key, bytes, hold, last used) of a tier, least recently used first.
 
         Cached until something changes; `version(tier)` tells whether it did.
         """
@@ -255,6 +284,10 @@ class Hierarchy:
             backlog_bytes=mover.ladder.backlog_bytes,
             copy_bytes_per_s=mover.copy_fit.bandwidth_bytes_per_s,
         )
+
+    def shared_usage(self) -> Usage | None:
+        """What a shared store said of its pages and leases last; each call asks it anew."""
+        return self._shared_usage.look()
 
     def check_integrity(self, strict: bool = False) -> None:
         """Raise IntegrityError if bytes, pins, index and files disagree (I5, I7, I10).

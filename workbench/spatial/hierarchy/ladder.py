@@ -34,7 +34,7 @@ class Ladder:
     def __init__(self, mover: "Mover") -> None:
         self._mover = mover
         self.tiers = tuple(
-            SlowTier(name, mover.clock, mover.counters[name], mover.next_generation)
+            SlowTier(name, mover.clock, mover.counters[name], mover.next_generation, mover.pins)
             for name in SLOW
         )
         self.admission: Admission = Presence()
@@ -78,11 +78,14 @@ class Ladder:
         return None
 
     def reserve(self, of: Entry, below: int = 0) -> tuple[SlowTier, Entry] | None:
-        """A WRITING entry with its room in the first tier that takes a page; None if none does."""
-        for at in range(below, len(self.tiers)):
-            entry = self._entry(at, of)
+        """A WRITING entry with its room in the first tier that takes a page; None if none does.
+
+        The placement policy says which tiers are asked, and in which order.
+        """
+        for tier in self._mover.placer.takers(of, self.tiers[below:]):
+            entry = self._entry(self.tiers.index(tier), of)
             if entry is not None:
-                return self.tiers[at], entry
+                return tier, entry
         return None
 
     def copy_down(self, entry: Entry) -> None:
@@ -210,7 +213,7 @@ class Ladder:
             self.evict(at, victim)
         number = self._mover.next_generation()
         entry = Entry(key, of.page_bytes, charge, of.checksums, number, State.WRITING)
-        entry.coded = of.coded
+        entry.coded, entry.facts = of.coded, of.facts
         tier.table.add(entry)
         return entry
 

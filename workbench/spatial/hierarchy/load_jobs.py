@@ -159,7 +159,7 @@ class LoadJobs:
             slot.below, slot.source = found
             slot.tier = slot.below.name
             slot.below.table.pin(slot.source)
-            mover.ladder.admission.seen(slot.key)
+            mover.seen(slot.source)
 
     def _destination(self, slot: _Slot) -> PageRead | None:
         """Where a page that lies below DRAM is read to; None where nothing is to be read."""
@@ -172,7 +172,9 @@ class LoadJobs:
             slot.entry = twin
             below.table.unpin(source)
             return None
-        twin = mover.new_dram_entry(slot.key, source.page_bytes, source.checksums, source.coded)
+        twin = mover.new_dram_entry(
+            slot.key, source.page_bytes, source.checksums, source.coded, source.facts
+        )
         if twin is not None:
             mover.dram.pin(twin)  # by the read
             mover.dram.pin(twin)  # by the job

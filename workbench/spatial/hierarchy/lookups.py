@@ -106,7 +106,7 @@ class Lookups:
 
     def _has_room(self, page_bytes: int) -> bool:
         mover = self._mover
-        return mover.staging.fits(page_bytes) or mover.dram.victims(page_bytes) is not None
+        return mover.staging.fits(page_bytes) or mover.dram.has_room(page_bytes)
 
     def _never_fits(self, page_bytes: int) -> bool:
         mover = self._mover

@@ -15,6 +15,7 @@ import numpy as np
 
 from workbench.cache.codec import CodedRow
 from workbench.cache.keys import TierKey, key_text
+from workbench.cache.placement import PageFacts
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.spatial.hierarchy.bandwidth import TransferFit
@@ -24,6 +25,8 @@ from workbench.spatial.hierarchy.held import HeldCompletions
 from workbench.spatial.hierarchy.host_memory import HostMemory, Staging
 from workbench.spatial.hierarchy.ladder import SLOW, Ladder
 from workbench.spatial.hierarchy.page_copy import copy_hashed
+from workbench.spatial.hierarchy.pins import Pins
+from workbench.spatial.hierarchy.placer import Placer
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 from workbench.spatial.hierarchy.throttle import TokenBucket
 
@@ -41,7 +44,8 @@ class Mover:
         self.settings = TierSettings()
         self.memory = HostMemory(0)
         self.staging = Staging(self.memory, 0)
-        self.dram = EntryTable(G2, 0, self._release_dram, clock.now_s)
+        self.pins = Pins(clock.now_s)
+        self.dram = EntryTable(G2, 0, self._release_dram, self.pins)
         self.dram_bucket = TokenBucket(0.0)
         self.counters = {name: TierCounters() for name in TIERS_BELOW}
         self.copy_fit = TransferFit()
@@ -49,6 +53,7 @@ class Mover:
         self.held = HeldCompletions(clock)
         self._generation = 0
         self.ladder = Ladder(self)
+        self.placer = Placer(self)
 
     @property
     def tables(self) -> tuple[EntryTable, ...]:
@@ -64,34 +69,64 @@ class Mover:
         """Let finished transfers and throttled completions take effect; never blocks."""
         self.ladder.drain()
         self.held.advance()
+        if self.pins.expire():
+            self.show_pins()
         watermark, ratio = self.settings.watermark, self.settings.evict_ratio
         self.trim_dram(self.dram.limit(watermark, ratio))
         self.ladder.trim(watermark, ratio)
 
     def store(
-        self, key: TierKey, page: np.ndarray, num_slices: int, coded: CodedRow | None = None
+        self,
+        key: TierKey,
+        page: np.ndarray,
+        num_slices: int,
+        coded: CodedRow | None,
+        facts: PageFacts,
     ) -> bool:
         """Copy a page into the first tier that takes it."""
         start_s = self.clock.now_s()
-        entry = self.new_dram_entry(key, page.nbytes, (), coded)
+        entry = self.new_dram_entry(key, page.nbytes, (), coded, facts)
         if entry is None:
-            return self._store_below(key, page, slice_checksums(page, num_slices), coded)
+            return self._store_below(key, page, slice_checksums(page, num_slices), coded, facts)
         assert entry.buffer is not None
         entry.checksums = copy_hashed(page, entry.buffer, num_slices)
         seconds = self.clock.now_s() - start_s
         self.counters[G2].stored(page.nbytes, seconds)
         ready_at_s = self.dram_bucket.reserve(page.nbytes, start_s)
         self.held.hold(G2, ready_at_s, lambda: self.publish(G2, entry))
-        if self.settings.write == "through":
+        entry.num_hits = facts.num_hits
+        if self.settings.write == "through" or self._often_hit(facts.num_hits):
             self.ladder.copy_down(entry)
         return True
 
     def hit(self, entry: Entry) -> None:
         """A page of DRAM's is read: `selective` copies it down at the hit that is asked for."""
         entry.num_hits += 1
-        self.ladder.admission.seen(entry.key)
+        self.seen(entry)
         if self.settings.write == "selective" and entry.num_hits == self.settings.write_hits:
             self.ladder.copy_down(entry)
+
+    def seen(self, entry: Entry) -> None:
+        """A page was stored, or asked for and found."""
+        self.ladder.admission.seen(entry.key)
+        entry.facts.use(self.clock.now_s())
+
+    def renewed(self, key: TierKey, facts: PageFacts) -> None:
+        """A page that is held already comes from HBM again, with what it met there."""
+        for table in self.tables:
+            entry = table.get(key)
+            if entry is not None:
+                entry.facts.renew(facts)
+                entry.facts.use(self.clock.now_s())
+                break
+        held = self.dram.get(key)
+        if held is not None and self._often_hit(facts.num_hits):
+            held.num_hits = max(held.num_hits, facts.num_hits)
+            self.ladder.copy_down(held)
+
+    def _often_hit(self, num_hits: int) -> bool:
+        """Whether `selective` writes a page down that was hit so often in HBM."""
+        return self.settings.write == "selective" and num_hits >= self.settings.write_hits
 
     def publish(self, tier: str, entry: Entry) -> None:
         """Make a written entry readable."""
@@ -109,6 +144,7 @@ class Mover:
         num_bytes: int,
         checksums: tuple[int, ...],
         coded: CodedRow | None = None,
+        facts: PageFacts | None = None,
     ) -> Entry | None:
         """A WRITING entry with a buffer in DRAM, or None if no room can be made."""
         victims = self.dram.victims(num_bytes)
@@ -117,7 +153,7 @@ class Mover:
         for victim in victims:
             self.evict_dram(victim)
         entry = Entry(key, num_bytes, num_bytes, checksums, self.next_generation(), State.WRITING)
-        entry.coded = coded
+        entry.coded, entry.facts = coded, facts or entry.facts
         entry.buffer = self.memory.take(num_bytes)
         self.dram.add(entry)
         return entry
@@ -159,6 +195,11 @@ class Mover:
         data = {"tier": tier, "reason": reason, "num_bytes": entry.page_bytes}
         self.emit_entry("tier_fault", entry, data)
 
+    def show_pins(self) -> None:
+        """What is held has changed: lists of entries are drawn anew."""
+        for table in self.tables:
+            table.version += 1
+
     def close(self) -> None:
         """End all transfers and the threads, and give every byte back."""
         self.ladder.close()
@@ -188,8 +229,9 @@ class Mover:
         page: np.ndarray,
         checksums: tuple[int, ...],
         coded: CodedRow | None,
+        facts: PageFacts,
     ) -> bool:
-        given = Entry(key, page.nbytes, 0, checksums, 0, State.WRITING, coded=coded)
+        given = Entry(key, page.nbytes, 0, checksums, 0, State.WRITING, coded=coded, facts=facts)
         holder = self.ladder.holder(given)
         if holder is not None:  # as a lossy codec left it
             held = holder.table.get(holder.edge.key_of(given))

@@ -123,7 +123,7 @@ class ObjectStore:
         try:
             metas = sorted(self._list(PAGES), key=lambda meta: meta["last_modified"])
         except _FAULTS:
-            return
+            return  # a new process then finds none, as with an empty store
         for start in range(0, len(metas), BUCKET_WORKERS * 4):
             batch = metas[start : start + BUCKET_WORKERS * 4]
             records = self._map(lambda meta: self._read_record(meta["path"]), batch)

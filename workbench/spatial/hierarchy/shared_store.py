@@ -111,7 +111,7 @@ class SharedStoreClient:
         try:
             headers = self._call(protocol.Probe(self._names(keys)), list[bytes])
             return [decode_header(header) if header else None for header in headers]
-        except MediumFault:
+        except MediumFault:  # so each is a counted miss
             return [None] * len(keys)
 
     def prestage(self, keys: Sequence[bytes], hold_s: float = 5.0) -> list[bool]:
@@ -122,7 +122,7 @@ class SharedStoreClient:
         try:
             body = protocol.Prestage(self._names(keys), int(hold_s * 1000))
             return self._call(body, list[bool])
-        except MediumFault:
+        except MediumFault:  # it would only have saved time
             return [False] * len(keys)
 
     def scan(self) -> Iterator[tuple[PageRecord, int]]:
@@ -131,7 +131,7 @@ class SharedStoreClient:
             found = self._call(protocol.Scan(), list[tuple[bytes, int]])
             yield from [(decode_header(header), real_bytes) for header, real_bytes in found]
         except MediumFault:
-            return
+            return  # a new process then finds none, as with an empty store
 
     def resize(self, capacity_bytes: int) -> bool:
         """A private store has to be opened anew; the cap of another is not ours to set."""

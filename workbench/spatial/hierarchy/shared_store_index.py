@@ -192,7 +192,7 @@ class StoreIndex:
         for page in [page for page in self._pages.values() if page.private and page.owner == owner]:
             self.remove(page.name)
 
-    def usage(self, owner: bytes) -> Usage:
+    def usage(self, owner: bytes, now_s: float) -> Usage:
         """Bytes now; pages that are being written or still leased count as used."""
         own = sum(page.num_blocks for page in self._pages.values() if page.owner == owner)
         return Usage(
@@ -202,6 +202,8 @@ class StoreIndex:
             num_pages=len(self._pages),
             num_evicted=self.num_evicted,
             num_expired=self.num_expired,
+            num_leased=sum(page.in_use(now_s) for page in [*self._pages.values(), *self._leaving]),
+            num_held=sum(page.held_until_s > now_s for page in self._pages.values()),
         )
 
     def sweep(self, now_s: float) -> None:

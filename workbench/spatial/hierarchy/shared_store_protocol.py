@@ -157,7 +157,10 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Bytes in use by this client's pages and by all, the cap, and what has gone by itself."""
+    """Bytes in use by this client's pages and by all, the cap, and what has gone by itself.
+
+    `num_leased`: pages that a reader holds now; `num_held`: those kept for a request that waits.
+    """
 
     own_bytes: int
     used_bytes: int
@@ -165,6 +168,8 @@ class Usage(msgspec.Struct, frozen=True):
     num_pages: int
     num_evicted: int
     num_expired: int
+    num_leased: int = 0
+    num_held: int = 0
 
 
 def prefix() -> bytes:

@@ -161,7 +161,7 @@ class StoreServer:
         return self._index.scan()
 
     def _on_getusage(self, body: protocol.GetUsage, owner: bytes, now_s: float) -> Any:
-        return self._index.usage(owner)
+        return self._index.usage(owner, now_s)
 
     def _on_bye(self, body: protocol.Bye, owner: bytes, now_s: float) -> None:
         self._index.forget_owner(owner)

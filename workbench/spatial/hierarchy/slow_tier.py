@@ -29,6 +29,7 @@ from workbench.spatial.hierarchy.io_thread import (
 from workbench.spatial.hierarchy.medium import Medium, PageRecord, encode_key, is_private
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
 from workbench.spatial.hierarchy.patience import Patience
+from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.throttle import TokenBucket, paced_s
 
 KNOWN_FOR_S = 5.0  # how long a shared medium's "not here" holds (SGLang's file backend: TTL 5 s)
@@ -48,7 +49,12 @@ class SlowTier:
     """One tier on one medium at a time; all methods belong to the engine's thread."""
 
     def __init__(
-        self, name: str, clock: Clock, counters: TierCounters, next_generation: Callable[[], int]
+        self,
+        name: str,
+        clock: Clock,
+        counters: TierCounters,
+        next_generation: Callable[[], int],
+        pins: Pins,
     ) -> None:
         self.name = name
         self.clock = clock
@@ -58,7 +64,7 @@ class SlowTier:
         self.medium: Medium | None = None
         self.where: Place | None = None
         self.cap_bytes = 0  # of the medium, in all
-        self.table = EntryTable(name, 0, self._release, clock.now_s)
+        self.table = EntryTable(name, 0, self._release, pins)
         self.calls = MediumCalls(self.edge, clock)
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written

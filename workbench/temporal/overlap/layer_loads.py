@@ -8,7 +8,7 @@ A request is admitted at once; each layer waits for its own slice alone (SGLang 
 takes the step back (architecture, decision 6).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from workbench.cache.page_store import PageStore
 from workbench.cache.row_slices import Part, RowSlices
 from workbench.cache.tier import KVHierarchy, SliceSpan
 from workbench.request import Request
+from workbench.temporal.scheduling.loads import Found, PendingLoad
 
 MOST_S = 20.0  # a slice may take so long, then the step is taken back
 
@@ -42,9 +43,8 @@ class LayerLoad:
     """Pages of one request on their way into its blocks: `parts` of the rows they go to."""
 
     request: Request
-    job_id: int
-    start_s: float
-    keys: list[TierKey]
+    found: Found
+    pending: PendingLoad
     parts: list[list[Part]]
     failed: bool = False
     late: bool = False  # it failed for want of time
@@ -63,6 +63,7 @@ class LayerLoads:
     on: bool = False  # the setting
     last: LayerTimeline | None = None
     most_s: float = MOST_S
+    _expected: dict[str, Found] = field(default_factory=dict)  # by request, before it is admitted
     _loads: list[LayerLoad] = field(default_factory=list)
     _num_done: int = 0  # slices that are in the blocks
     _waits: list[tuple[int, float, float]] = field(default_factory=list)
@@ -72,9 +73,29 @@ class LayerLoads:
         """Slices of a row whose layers are alike."""
         return self.slices.num_layers // self.slices.layers
 
-    def begin(self, load: LayerLoad) -> None:
-        """Its request is part of this step."""
-        self._loads.append(load)
+    def takes(self, keys: Sequence[TierKey]) -> bool:
+        """Whether these keys can come by layers, and shall."""
+        return self.on and self.hierarchy.comes_in_slices(keys, self.num_slices)
+
+    def expect(self, found: Found) -> None:
+        """A load has begun; its request is admitted next, or given up."""
+        assert found.coming is not None
+        self._expected[found.coming.request.request_id] = found
+
+    def expected(self, request: Request) -> Found | None:
+        """What comes for a request that is not admitted yet."""
+        return self._expected.get(request.request_id)
+
+    def give_up(self, request: Request) -> PendingLoad | None:
+        """The request is not part of this step; what has begun goes on as a load like any other."""
+        found = self._expected.pop(request.request_id, None)
+        return found.coming if found is not None else None
+
+    def begin(self, request: Request, parts: list[list[Part]]) -> None:
+        """The request is part of this step; `parts` of the rows that its pages go to."""
+        found = self._expected.pop(request.request_id)
+        assert found.coming is not None
+        self._loads.append(LayerLoad(request, found, found.coming, parts))
 
     def arrive(self, layer: int) -> None:
         """Bring this layer of all pages into their blocks; called before the layer reads them."""
@@ -90,8 +111,8 @@ class LayerLoads:
         self.arrive(self.slices.num_layers - 1)  # where a step computed nothing
         self.last = self._timeline(ended_s)
         for load in self._loads:
-            load.tiers, _ = self.hierarchy.progress(load.job_id)
-            self.hierarchy.complete_load(load.job_id)
+            load.tiers, _ = self.hierarchy.progress(load.pending.job_id)
+            self.hierarchy.complete_load(load.pending.job_id)
         loads, self._loads, self._waits, self._num_done = self._loads, [], [], 0
         return loads
 
@@ -106,10 +127,10 @@ class LayerLoads:
 
     def _copy(self, load: LayerLoad, number: int) -> bool:
         """Whether one slice of all pages came whole, and lies in their blocks now."""
-        load.late = not self.hierarchy.wait_slices(load.job_id, number + 1, self.most_s)
+        load.late = not self.hierarchy.wait_slices(load.pending.job_id, number + 1, self.most_s)
         if load.late:
             return False
-        pieces = self.hierarchy.slices(load.job_id, number)
+        pieces = self.hierarchy.slices(load.pending.job_id, number)
         for parts, piece in zip(load.parts, pieces, strict=True):
             if piece is None:
                 return False
@@ -117,10 +138,10 @@ class LayerLoads:
         return True
 
     def _timeline(self, ended_s: float) -> LayerTimeline:
-        begun_s = min(load.start_s for load in self._loads)
+        begun_s = min(load.pending.start_s for load in self._loads)
         spans: list[SliceSpan] = []
         for load in self._loads:
-            spans += self.hierarchy.progress(load.job_id)[1]
+            spans += self.hierarchy.progress(load.pending.job_id)[1]
         starts = np.array([wait[1] for wait in self._waits[1:]] + [ended_s]) - begun_s
         waits = [(layer, start - begun_s, end - begun_s) for layer, start, end in self._waits]
         return LayerTimeline(

@@ -13,12 +13,13 @@ import numpy as np
 from workbench.cache.keys import PrefixKey, TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
+from workbench.cache.placement import facts_of
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.row_slices import Part, RowSlices
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
-from workbench.temporal.overlap.layer_loads import LayerLoad, LayerLoads
+from workbench.temporal.overlap.layer_loads import LayerLoads
 from workbench.temporal.scheduling.lineages import Lineages
 from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Found, Loaded, PendingLoad
 from workbench.temporal.scheduling.prefetch import Prefetch, Prestage
@@ -45,7 +46,6 @@ class Fetcher:
     counters: FetchCounters = field(default_factory=FetchCounters)
     _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
-    _coming: dict[str, tuple[PendingLoad, Found]] = field(default_factory=dict)  # by layers
     _waits: dict[str, int] = field(default_factory=dict)
     _no_fetch: set[str] = field(default_factory=set)
 
@@ -62,10 +62,14 @@ class Fetcher:
         """Offer a row that is about to be evicted from HBM to the tiers; whether one took it."""
         if not self.enabled:
             return False
-        parts = self.manager.parts(row.blocks)
-        num_slices, data = self.slices.count(parts), self.store.read_row(parts)
-        if not self.hierarchy.store(row.key, data, num_slices, self.lineages.coded(row)):
+        parts, coded = self.manager.parts(row.blocks), self.lineages.coded(row)
+        data, num_slices = self.store.read_row(parts), self.slices.count(parts)
+        facts = facts_of(self.manager.pool, row)
+        if not self.hierarchy.store(row.key, data, num_slices, coded, facts):
             return False
+        kept_s = self.manager.lifetimes.kept_for_s(row.chain_key)
+        if kept_s:  # prompt caching: what somebody asked to keep goes last below HBM too
+            self.hierarchy.keep([row.key] if coded is None else [row.key, coded.key], kept_s)
         self.counters.num_demoted_pages += 1
         return True
 
@@ -179,7 +183,9 @@ class Fetcher:
             self._no_fetch.add(request.request_id)
             return Fetch.ADMIT
         if self._overlaps(request, first, best, step_tokens):
-            return self._start_by_layers(request, list(best), first, best_lineage)
+            pending = self._submit(request, list(best), first, None, self.layers.num_slices)
+            self.layers.expect(Found(best_lineage, keys=list(best), coming=pending))
+            return Fetch.ADMIT
         best = self.prefetch.at_hand(request.request_id, best)
         most_s = self.prefetch.most_s(len(best) * self.manager.block_size)
         return self._start(request, list(best), first, most_s) if best else Fetch.ADMIT
@@ -188,22 +194,13 @@ class Fetcher:
         self, request: Request, first: int, keys: list[PrefixKey], step_tokens: int | None
     ) -> bool:
         """Whether to load these by layers: others in the step wait no longer than it computes."""
-        layers = self.layers
-        if not layers.on or not self.hierarchy.comes_in_slices(keys, layers.num_slices):
+        if not self.layers.takes(keys):
             return False
         if step_tokens is None:
             return True
         known = (first + len(keys)) * self.manager.block_size
         compute_s = self.recompute_s(min(step_tokens, request.num_tokens - known))
         return compute_s is not None and self.hierarchy.estimate_load_s(keys) <= compute_s
-
-    def _start_by_layers(
-        self, request: Request, keys: list[TierKey], first: int, lineage: str
-    ) -> Fetch:
-        pending = self._submit(request, keys, first, None, self.layers.num_slices)
-        found = Found(lineage, keys=keys, coming=pending)
-        self._coming[request.request_id] = pending, found
-        return Fetch.ADMIT
 
     def _asks(self, request: Request, keys: list[PrefixKey]) -> bool:
         """Whether to wait until shared tiers have said which of these keys they have."""
@@ -260,9 +257,9 @@ class Fetcher:
 
     def park(self, request: Request) -> bool:
         """A request was not admitted after all: what comes by layers is waited for as a whole."""
-        coming = self._coming.pop(request.request_id, None)
+        coming = self.layers.give_up(request)
         if coming is not None:
-            self._pending[coming[0].job_id] = coming[0]
+            self._pending[coming.job_id] = coming
         return coming is not None
 
     # ---- admission
@@ -292,9 +289,9 @@ class Fetcher:
 
     def usable_pages(self, request: Request, hit: PrefixHit) -> Found:
         """Pages that continue the hit, in order: loaded ones, or those that come by layers."""
-        coming = self._coming.get(request.request_id)
-        if coming is not None:
-            return coming[1]
+        expected = self.layers.expected(request)
+        if expected is not None:
+            return expected
         loaded = self._loaded.get(request.request_id)
         if loaded is None or len(hit.rows) < loaded.first:
             return Found(hit.lineage)
@@ -314,27 +311,21 @@ class Fetcher:
         if found.coming is None:
             self.write_pages(request, first, found.pages)
             return
-        del self._coming[request.request_id]
         parts = [self._moved_parts(request, first + at) for at in range(found.num_pages)]
-        pending = found.coming
-        self.layers.begin(LayerLoad(request, pending.job_id, pending.start_s, found.keys, parts))
+        self.layers.begin(request, parts)
 
     def end_layers(self) -> list[Request]:
         """The step has ended; requests whose loads by layers failed, so that it does not count."""
-        failed = []
-        for load in self.layers.finish():
-            tiers = dict(zip(load.keys, load.tiers, strict=True))
-            self.counters.fetched(Counter(load.tiers), load.wait_s)
+        loads, failed = self.layers.finish(), []
+        for load in loads:
+            self.counters.came_by_layers(load.tiers, load.wait_s, load.failed, load.late)
             if load.failed:
-                self.counters.num_failed_pages += 1
-                self.counters.num_late_loads += load.late
+                failed.append(load.request)
                 if load.late:
                     self._no_fetch.add(load.request.request_id)
-                failed.append(load.request)
                 continue
-            self.counters.num_loaded_pages += len(load.keys)
-            self.counters.last_load_s = load.wait_s
             self._count_used(load.tiers)
+            tiers = dict(zip(load.found.keys, load.tiers, strict=True))
             self.on_load(load.request, tiers, load.wait_s)
         return failed
 
@@ -365,9 +356,9 @@ class Fetcher:
         loaded = self._loaded.pop(request_id, None)
         if loaded is not None:
             self.hierarchy.complete_load(loaded.job_id)
-        coming = self._coming.pop(request_id, None)
+        coming = self.layers.give_up(request)
         if coming is not None:
-            self.hierarchy.cancel_load(coming[0].job_id)
+            self.hierarchy.cancel_load(coming.job_id)
         self._waits.pop(request_id, None)
         self._no_fetch.discard(request_id)
         self.prefetch.forget(request_id)

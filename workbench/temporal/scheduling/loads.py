@@ -1,5 +1,7 @@
 """What admission knows of pages on their way up: the decision, the job, its end, the totals."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -85,6 +87,16 @@ class FetchCounters:
         for tier, count in tiers.items():
             gain = self.gains.setdefault(tier, TierGain())
             gain.fetch_s += seconds * count / sum(tiers.values())
+
+    def came_by_layers(self, tiers: Sequence[str], wait_s: float, failed: bool, late: bool) -> None:
+        """Count a load by layers: its pages' tiers, and how long its step stood still for it."""
+        self.fetched(Counter(tiers), wait_s)
+        if failed:
+            self.num_failed_pages += 1
+            self.num_late_loads += late
+        else:
+            self.num_loaded_pages += len(tiers)
+            self.last_load_s = wait_s
 
     def used(self, tiers: dict[str, int], block_tokens: int, each_s: float) -> None:
         """Count fetched pages that a request took, by tier; `each_s`: to compute one again."""

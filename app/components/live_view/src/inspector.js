@@ -108,7 +108,7 @@ export class Inspector {
   // Place in the order of eviction, and why: what holds the block, and when it was read last.
   rank(block, ago) {
     const { words } = this;
-    const kind = words.has(`why.${block.why}`) ? words(`why.${block.why}`) : block.why;
+    const kind = words.has(`why.${block.why}`) ? words(`why.${block.why}`, { s: Math.ceil(block.held_s ?? 0) }) : block.why;
     const why = block.state === "free" ? kind : words(ago ? "why.read" : "why.read.now", { why: kind, ago });
     return block.evict_rank ? words("block.rank", { rank: block.evict_rank, of: block.num_evictable, why })
       : words("block.not_evictable", { why });

@@ -128,7 +128,7 @@ export class LiveStore extends Store {
   // A text message: {"dead": reason} or {"viewers": n, "driver": tab or null}.
   note(text) {
     let note;
-    try { note = JSON.parse(text); } catch { return; }
+    try { note = JSON.parse(text); } catch { return; } // of a newer server: frames tell the rest
     const change = {};
     if ("dead" in note) change.dead = String(note.dead || "unknown");
     if ("viewers" in note) change.viewers = Number(note.viewers) || 0;
