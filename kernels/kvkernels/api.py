@@ -146,15 +146,18 @@ class StepTables:
         0 for a class that only holds older slots.
     new_starts: int32 [R], index of the first of them among the request's query rows (default 0).
 
+    page_offsets, pos and log_count may be tensors on the device, of pages that a kernel chose; then
+    nothing is written (new_lens 0).
+
     Slot order is append order: the new slots are the last `new_lens[r]`, and query i sees the older
     slots and the new slots of tokens <= i.
     """
 
-    page_offsets: np.ndarray
+    page_offsets: np.ndarray | Tensor
     kv_lens: np.ndarray
     q_lens: np.ndarray
-    pos: np.ndarray | None = None
-    log_count: np.ndarray | None = None
+    pos: np.ndarray | Tensor | None = None
+    log_count: np.ndarray | Tensor | None = None
     query_pos: np.ndarray | None = None
     new_lens: np.ndarray | None = None
     new_starts: np.ndarray | None = None

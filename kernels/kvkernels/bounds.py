@@ -152,8 +152,12 @@ def outlier_pages(
     return torch.zeros_like(rows, dtype=torch.bool).scatter_(-1, order, True) & (rows >= 0)
 
 
-def select_pages(scores: Tensor, last: Tensor, counts: Tensor, num_first: int) -> Tensor:
+def select_pages(
+    scores: Tensor, last: Tensor, counts: Tensor, num_first: int, most: int | None = None
+) -> Tensor:
     """The pages each query reads, int64 [G, N, K] ascending, -1 behind them; K = counts.max().
+
+    `most` is that K where the host knows it, and then nothing waits for the device.
 
     scores fp32 [G, N, P]; last int64 [G, N]: a query's newest page, behind which it sees nothing;
     counts int64 [G, N]: pages to read, at most last + 1. The newest page and the first `num_first`
@@ -163,7 +167,7 @@ def select_pages(scores: Tensor, last: Tensor, counts: Tensor, num_first: int) -
     key = scores.masked_fill(pages >= last[..., None], float("-inf"))
     key.masked_fill_((pages < num_first) & (pages <= last[..., None]), float("inf"))
     key.scatter_(-1, last[..., None], float("inf"))
-    most = int(counts.max())
+    most = int(counts.max()) if most is None else most
     order = torch.sort(key, dim=-1, descending=True, stable=True).indices[..., :most]
     ranks = torch.arange(most, device=scores.device)
     none = scores.shape[-1]

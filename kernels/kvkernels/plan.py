@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvkernels.api import FormatState, Rope, RopeTable, Scratch, StepTables, Timers
 from kvkernels.layout import META_BYTES, PageSpec
-from kvkernels.rows import HostRows, check_tables
+from kvkernels.rows import HostRows, check_tables, on_host
 from kvkernels.turn import turns
 from kvkernels.write_index import WriteIndex, make_write_index
 
@@ -105,6 +105,7 @@ def make_plan(
     Raises ValueError when a table is missing or has the wrong shape.
     """
     check_tables(tables, rope, rope_table, spec)
+    tables = on_host(tables)
     host = HostRows(spec, tables)
     batches = tuple(_make_batch(spec, host, part, tables, rope) for part in host.parts())
     covers_all = len(batches) == 1 and batches[0].out_rows is None
@@ -116,7 +117,7 @@ def make_plan(
         num_head_groups=host.num_groups,
         num_requests=host.num_requests,
         num_query_rows=int(tables.q_lens.sum()),
-        num_pages=host.pages.shape[1],
+        num_pages=host.width,
         covers_all=covers_all,
         scratch=scratch,
         rope=rope,
@@ -198,7 +199,8 @@ def _bias(
         hidden = torch.from_numpy(visible)[:, :, None] <= torch.arange(slots)
         bias = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
     if tables.log_count is not None:
-        counts = torch.from_numpy(host.flat(tables.log_count)[part, None, :slots])
+        weights = host.flat(tables.log_count)  # type: ignore[arg-type]
+        counts = torch.from_numpy(weights[part, None, :slots])
         if bias is None:
             bias = counts.expand(part.size, queries, slots).contiguous()
         else:
@@ -231,7 +233,7 @@ def _tail_bias(bias: Tensor | None, empty: np.ndarray) -> Tensor | None:
 
 
 def _positions(host: HostRows, part: np.ndarray, slots: int, tables: StepTables) -> Tensor:
-    assert tables.pos is not None
+    assert isinstance(tables.pos, np.ndarray)
     pos = host.flat(tables.pos)[part, :slots].astype(np.int64)
     return torch.from_numpy(np.where(np.arange(slots) < host.kv[part][:, None], pos, 0))
 

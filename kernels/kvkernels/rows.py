@@ -1,6 +1,9 @@
 """Step tables flattened to rows (request x head group), on the host, for both backends."""
 
+from dataclasses import replace
+
 import numpy as np
+from torch import Tensor
 
 from kvkernels.api import Rope, RopeTable, StepTables
 from kvkernels.layout import PageSpec
@@ -26,14 +29,31 @@ def check_tables(tables: StepTables, rope: Rope, table: RopeTable | None, spec: 
         raise ValueError('rope="at_read" needs tables.pos and rope_table')
 
 
+def on_host(tables: StepTables) -> StepTables:
+    """The tables as arrays, where a CPU kernel chose the pages."""
+
+    def array(table: np.ndarray | Tensor | None) -> np.ndarray | None:
+        return table.numpy() if isinstance(table, Tensor) else table
+
+    offsets: np.ndarray = array(tables.page_offsets)  # type: ignore[assignment]
+    pos, log_count = array(tables.pos), array(tables.log_count)
+    return replace(tables, page_offsets=offsets, pos=pos, log_count=log_count)
+
+
 class HostRows:
-    """The tables flattened to rows (request-major), with what each query may see."""
+    """The tables flattened to rows (request-major), with what each query may see.
+
+    `pages` int64 [rows, P] has no rows where the offsets are on a device; `width` is P.
+    """
 
     def __init__(self, spec: PageSpec, tables: StepTables) -> None:
         """Read the tables; nothing is copied to a device."""
-        self.num_groups, self.num_requests, width = tables.page_offsets.shape
+        shape: tuple[int, int, int] = tuple(tables.page_offsets.shape)  # type: ignore[assignment]
+        self.num_groups, self.num_requests, self.width = shape
         self.num_rows = self.num_groups * self.num_requests
-        self.pages = self.flat(tables.page_offsets).astype(np.int64, copy=False)  # [rows, P]
+        self.pages = np.empty((0, self.width), np.int64)
+        if not isinstance(tables.page_offsets, Tensor):
+            self.pages = self.flat(tables.page_offsets).astype(np.int64, copy=False)
         self.kv = self.flat(tables.kv_lens).astype(np.int64)  # [rows]
         q_lens = tables.q_lens.astype(np.int64)
         starts = np.cumsum(q_lens) - q_lens
@@ -66,6 +86,8 @@ class HostRows:
         nth = np.arange(total) - np.repeat(np.cumsum(new) - new, new)  # [n]
         kv = self.kv.reshape(self.num_requests, self.num_groups)
         slot = kv[request] - new[request][:, None] + nth[:, None]  # [n, groups]
+        if not total:
+            return np.zeros((0, self.num_groups), np.int64), slot, nth
         table = self.pages.reshape(self.num_requests, self.num_groups, -1)
         page = table[request[:, None], np.arange(self.num_groups), slot // block_size]
         token = self.starts[request] + self.new_starts[request] + nth

@@ -198,10 +198,12 @@ def select_kernel(
     tl.store(chosen + line * most + place, p.to(tl.int64), mask=taken)
 
 
-def select_pages(scores: Tensor, last: Tensor, counts: Tensor, num_first: int) -> Tensor:
+def select_pages(
+    scores: Tensor, last: Tensor, counts: Tensor, num_first: int, most: int | None = None
+) -> Tensor:
     """The pages each query reads; see `bounds.select_pages`."""
     groups, count, pages = scores.shape
-    most = int(counts.max())
+    most = int(counts.max()) if most is None else most
     chosen = torch.full((groups, count, most), -1, dtype=torch.int64, device=scores.device)
     select_kernel[(groups * count,)](
         scores,

@@ -108,28 +108,72 @@ def coordinate(first, second, own, number, live, PAGE: tl.constexpr):
 
 
 @triton.jit
-def store_low_rank(ptr, meta, own, place, live, first, second, P: tl.constexpr, PAGE: tl.constexpr):
-    """Coordinates of a head's basis, one after another; as codes in two passes."""
-    at, kinds_at = place
+def of_group(x, head, JOINED: tl.constexpr):
+    """Sum over the heads that are joined, for each of them: x [n], a head a row."""
+    same = (head // JOINED)[:, None] == (head // JOINED)[None, :]
+    return tl.sum(tl.where(same, x[None, :], 0.0), 1)
+
+
+@triton.jit
+def coordinates(
+    first, second, own, part, head, live, P: tl.constexpr, PAGE: tl.constexpr, SUM: tl.constexpr
+):
+    """What rows add to the coordinates of one part, halves of it fp32 [n, P.columns] each.
+
+    With SUM rows are heads and each gets what those that it is joined with add.
+    """
+    EACH: tl.constexpr = P.rank // P.joined
     mean = own[:, None] + tl.arange(0, PAGE.half)[None, :]
     first = first - tl.load(mean, mask=live[:, None], other=0)
     second = second - tl.load(mean + PAGE.half, mask=live[:, None], other=0)
+    column = tl.arange(0, P.columns)[None, :]
+    low = tl.zeros([first.shape[0], P.columns], tl.float32)
+    high = low
+    for number in range(EACH // 2):
+        one = coordinate(first, second, own, part * EACH + number, live, PAGE)
+        two = coordinate(first, second, own, part * EACH + EACH // 2 + number, live, PAGE)
+        if SUM:
+            one = of_group(one, head, P.joined)
+            two = of_group(two, head, P.joined)
+        low = tl.where(column == number, one[:, None], low)
+        high = tl.where(column == number, two[:, None], high)
+    return low, high
+
+
+@triton.jit
+def store_coordinates(ptr, meta, place, live, low, high, P: tl.constexpr):
+    """Coordinates of rows, halves fp32 [n, P.columns] each, as fp16 or as codes."""
+    at, kinds_at, lows_at = place
+    HALF: tl.constexpr = P.rank // P.joined // 2
+    column = tl.arange(0, P.columns)[None, :]
+    inside = column < HALF
+    where = at[:, None] + column
+    here = live[:, None] & inside
     if P.packed:
-        top = coordinate(first, second, own, 0, live, PAGE)
-        low = top
-        for number in range(1, P.rank):
-            found = coordinate(first, second, own, number, live, PAGE)
-            top = tl.maximum(top, found)
-            low = tl.minimum(low, found)
-        scale, least = affine_numbers(top, low, 15)
+        top = tl.where(inside, tl.maximum(low, high), float("-inf"))
+        least = tl.where(inside, tl.minimum(low, high), float("inf"))
+        scale, least = affine_numbers(tl.max(top, 1), tl.min(least, 1), 15)
         tl.store(meta + kinds_at, scale, mask=live)
-        tl.store(meta + kinds_at + PAGE.slots, least, mask=live)
-        for number in range(P.rank // 2):
-            one = coordinate(first, second, own, number, live, PAGE)
-            two = coordinate(first, second, own, number + P.rank // 2, live, PAGE)
-            both = affine_codes(one, scale, least, 15) | (affine_codes(two, scale, least, 15) << 4)
-            tl.store(ptr + at + number, both.to(tl.uint8), mask=live)
+        tl.store(meta + lows_at, least, mask=live)
+        both = affine_codes(low, scale[:, None], least[:, None], 15)
+        both |= affine_codes(high, scale[:, None], least[:, None], 15) << 4
+        tl.store(ptr + where, both.to(tl.uint8), mask=here)
     else:
-        for number in range(P.rank):
-            found = coordinate(first, second, own, number, live, PAGE)
-            tl.store(ptr + at + number, found.to(tl.float16), mask=live)
+        tl.store(ptr + where, low.to(tl.float16), mask=here)
+        tl.store(ptr + where + HALF, high.to(tl.float16), mask=here)
+
+
+@triton.jit
+def store_low_rank(
+    ptr, meta, own, place, head, live, first, second, P: tl.constexpr, PAGE: tl.constexpr
+):
+    """Coordinates of rows in a basis; where heads are joined, the rows are a token's heads."""
+    at, kinds_at = place
+    low, high = coordinates(first, second, own, 0, head, live, P, PAGE, P.joined > 1)
+    if P.joined > 1:
+        mine = (head % P.joined)[:, None]
+        for part in range(1, P.joined):
+            one, two = coordinates(first, second, own, part, head, live, P, PAGE, True)
+            low = tl.where(mine == part, one, low)
+            high = tl.where(mine == part, two, high)
+    store_coordinates(ptr, meta, (at, kinds_at, kinds_at + PAGE.slots), live, low, high, P)

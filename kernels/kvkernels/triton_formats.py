@@ -40,7 +40,8 @@ class Plane(NamedTuple):
     item: bytes of an element of the data pointer. row: elements of a vector; align: elements that
     divide every row's place. start, meta: byte offsets in a layer; kinds: M. shared: 0, 1 (a scale
     a layer), 2 (a scale a layer and head). factor: value of one unit of a code. table: numbers of a
-    layer and head outside the pages. rank: coordinates of a vector, of low rank.
+    layer and head outside the pages. rank, joined: coordinates of low rank, of so many heads.
+    columns: a power of two not below half of what a head holds of them.
     """
 
     family: str
@@ -59,6 +60,8 @@ class Plane(NamedTuple):
     rotated: bool
     table: int
     rank: int
+    joined: int
+    columns: int
 
 
 def page_of(spec: PageSpec) -> Page:
@@ -74,6 +77,7 @@ def plane_of(spec: PageSpec, plane: str) -> Plane:
     item = fmt.dtype.itemsize
     group = _group(fmt, spec)
     fold = fmt.num_scales + isinstance(fmt, LloydMax)
+    rank, joined = (fmt.rank_of(spec.head_dim), fmt.heads) if isinstance(fmt, LowRank) else (0, 1)
     if isinstance(fmt, ChannelGroups) and group * 2 >= spec.head_dim:
         fold = 4 if group * 2 == spec.head_dim else 2
     return Plane(
@@ -92,7 +96,9 @@ def plane_of(spec: PageSpec, plane: str) -> Plane:
         factor=fmt.code_factor,
         rotated=fmt.rotated,
         table=fmt.table_size(spec.head_dim),
-        rank=fmt.rank_of(spec.head_dim) if isinstance(fmt, LowRank) else 0,
+        rank=rank,
+        joined=joined,
+        columns=1 << (max(1, rank // joined // 2) - 1).bit_length(),
     )
 
 
@@ -150,8 +156,6 @@ def check_twins(spec: PageSpec, rope: Rope = "stored") -> None:
     ):
         where = f"{plane} = {name} has no Triton kernel"
         least = 64 if fmt.bits < 8 else 32
-        if isinstance(fmt, LowRank) and fmt.heads > 1:
-            raise ValueError(f"{where} for {fmt.heads} joined heads: choose rank_heads = 1")
         if spec.head_dim & (spec.head_dim - 1) or spec.head_dim < least:
             raise ValueError(
                 f"{where} for head_dim {spec.head_dim}: it must be a power of two from {least} on"

@@ -3,9 +3,10 @@
 import triton
 import triton.language as tl
 
+from kvkernels.triton_calibrated import coordinates, store_coordinates
 from kvkernels.triton_rotation import rotate_pair
 from kvkernels.triton_store import store_tile
-from kvkernels.triton_tiles import decode_tile
+from kvkernels.triton_tiles import data_at, decode_tile, meta_at
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -55,13 +56,32 @@ def move_kernel(src, dst, src_at, dst_at, words, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def source_rows(
+    source, layer, base, head, inner, live, shared, P: tl.constexpr, PAGE: tl.constexpr
+):  # fmt: skip
+    """Vectors of a head of a page, unwritten ones zero: two fp32 [n, HALF]."""
+    ptr, meta, table = source
+    own = (ptr, meta, table + (layer * PAGE.heads + head) * P.table)
+    first, second = decode_tile(own, base, head, inner, live, shared, P, PAGE)
+    # a masked row decodes to its codebook's first level, or to a minimum of zero codes
+    first = tl.where(live[:, None], first, 0.0)
+    second = tl.where(live[:, None], second, 0.0)
+    if P.rotated:
+        first, second = rotate_pair(first, second, PAGE)
+    return first, second
+
+
+@triton.jit
 def recode_kernel(
     src, src_meta, src_table, dst, dst_meta, dst_table, src_pages, dst_pages, num_slots,
     src_scale, dst_scale, saturated, src_width, dst_width,
     SRC: tl.constexpr, SRC_PAGE: tl.constexpr, DST: tl.constexpr, DST_PAGE: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Re-encode one plane of one (page, layer, head); unwritten slots become encoded zeros."""
+    """Re-encode one plane of one (page, layer, head); unwritten slots become encoded zeros.
+
+    A head of joined ones holds a part of their coordinates, to which the numbers of all add.
+    """
     item = tl.program_id(0)
     layer = (tl.program_id(1) // SRC_PAGE.heads).to(tl.int64)
     head = tl.program_id(1) % SRC_PAGE.heads
@@ -69,16 +89,34 @@ def recode_kernel(
     live = inner < tl.minimum(tl.load(num_slots + item), SRC_PAGE.slots)
     base = tl.load(src_pages + item) + layer * SRC_PAGE.layer_bytes
     shared = tl.load(src_scale + layer * src_width + head % src_width)
-    index = layer * SRC_PAGE.heads + head
-    source = (src, src_meta, src_table + index * SRC.table)
-    first, second = decode_tile(source, base, head, inner, live, shared, SRC, SRC_PAGE)
-    # a masked row decodes to its codebook's first level, or to a minimum of zero codes
-    first = tl.where(live[:, None], first, 0.0)
-    second = tl.where(live[:, None], second, 0.0)
-    if SRC.rotated:
-        first, second = rotate_pair(first, second, SRC_PAGE)
-    base = tl.load(dst_pages + item) + layer * DST_PAGE.layer_bytes
-    shared = tl.load(dst_scale + layer * dst_width + head % dst_width)
-    target = (dst, dst_meta, dst_table, index * DST.table + inner * 0)
+    source = (src, src_meta, src_table)
     inside = inner < DST_PAGE.slots
-    store_tile(target, base, head, inner, inside, first, second, shared, saturated, DST, DST_PAGE)
+    target_base = tl.load(dst_pages + item) + layer * DST_PAGE.layer_bytes
+    if DST.joined > 1:
+        low = tl.zeros([BLOCK_S, DST.columns], tl.float32)
+        high = low
+        for number in range(DST.joined):
+            other = head // DST.joined * DST.joined + number
+            shared = tl.load(src_scale + layer * src_width + other % src_width)
+            first, second = source_rows(
+                source, layer, base, other, inner, live, shared, SRC, SRC_PAGE
+            )
+            own = dst_table + (layer * DST_PAGE.heads + other) * DST.table + inner * 0
+            one, two = coordinates(
+                first, second, own, head % DST.joined, other, inside, DST, DST_PAGE, False
+            )
+            low += one
+            high += two
+        at = data_at(target_base, head, inner, DST, DST_PAGE)
+        kinds_at = meta_at(target_base, head, DST, DST_PAGE) + inner
+        place = (at, kinds_at, kinds_at + DST_PAGE.slots)
+        store_coordinates(dst, dst_meta, place, inside, low, high, DST)
+    else:
+        first, second = source_rows(source, layer, base, head, inner, live, shared, SRC, SRC_PAGE)
+        shared = tl.load(dst_scale + layer * dst_width + head % dst_width)
+        index = layer * DST_PAGE.heads + head
+        target = (dst, dst_meta, dst_table, index * DST.table + inner * 0)
+        store_tile(
+            target, target_base, head, inner, inside, first, second, shared, saturated, DST,
+            DST_PAGE,
+        )  # fmt: skip

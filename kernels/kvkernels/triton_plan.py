@@ -79,37 +79,54 @@ def make_plan(
     check_tables(tables, rope, rope_table, spec)
     host = HostRows(spec, tables)
     write_pages, write_slots, write_tokens = host.new_slots(spec.block_size)
+    pages, pos, log_count = _there(host, tables, rope)
     longs = _to_device(device, np.maximum(host.pages, 0), write_pages)
     ints = [_row_table(host), write_slots, write_tokens]
-    if rope == "at_read" and tables.pos is not None:
+    if rope == "at_read" and isinstance(tables.pos, np.ndarray):
         ints.append(host.flat(tables.pos))
     ints_on = _to_device(device, *[x.astype(np.int32) for x in ints])
-    log_count = query_pos = None
-    if tables.log_count is not None:
+    query_pos = None
+    if isinstance(tables.log_count, np.ndarray):
         log_count = _to_device(device, host.flat(tables.log_count).astype(np.float32))[0]
     if rope == "at_read" and tables.query_pos is not None:
         query_pos = _to_device(device, tables.query_pos.astype(np.int64))[0]
     return Plan(
         spec=spec,
         tables=tables,
-        pages=longs[0],
+        pages=longs[0] if pages is None else pages,
         rows=ints_on[0],
         write_pages=longs[1],
         write_slots=ints_on[1],
         write_tokens=ints_on[2],
         log_count=log_count,
-        pos=ints_on[3] if len(ints_on) > 3 else None,
+        pos=ints_on[3] if len(ints_on) > 3 else pos,
         query_pos=query_pos,
         num_head_groups=host.num_groups,
         num_requests=host.num_requests,
         num_query_rows=int(tables.q_lens.sum()),
-        num_pages=host.pages.shape[1],
+        num_pages=host.width,
         scratch=scratch,
         rope=rope,
         rope_table=rope_table,
         num_splits=num_splits,
         tiles={},
     )
+
+
+def _there(
+    host: HostRows, tables: StepTables, rope: Rope
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Offsets, positions and log counts by row where a kernel chose the pages, else None each."""
+
+    def rows(table: object, dtype: torch.dtype) -> Tensor | None:
+        if not isinstance(table, Tensor):
+            return None
+        return table.transpose(0, 1).reshape(host.num_rows, -1).to(dtype)
+
+    pages = rows(tables.page_offsets, torch.int64)
+    pos = rows(tables.pos, torch.int32) if rope == "at_read" else None
+    pages = None if pages is None else pages.clamp(min=0)
+    return pages, pos, rows(tables.log_count, torch.float32)
 
 
 def _row_table(host: HostRows) -> np.ndarray:

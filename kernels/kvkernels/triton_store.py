@@ -64,7 +64,8 @@ def store_tile(
     elif P.family == "nuq_k" or P.family == "nuq_v":
         store_nuq(ptr, meta, table + own, (at, kinds_at), live, first, second, P, PAGE)
     elif P.family == "low_rank":
-        store_low_rank(ptr, meta, table + own, (at, kinds_at), live, first, second, P, PAGE)
+        place = (at, kinds_at)
+        store_low_rank(ptr, meta, table + own, place, head, live, first, second, P, PAGE)
     elif P.family == "tokens":
         one = token_codes(first, meta, head_at, P, PAGE)
         two = token_codes(second, meta, head_at + HALF, P, PAGE)

@@ -141,27 +141,35 @@ def nuq_decode(first, second, meta, table, at, live, P: tl.constexpr, PAGE: tl.c
 
 
 @triton.jit
-def low_rank_decode(source, at, meta_at, live, P: tl.constexpr, PAGE: tl.constexpr):
-    """Mean plus coordinates times the basis, one coordinate after another: two fp32 [n, HALF]."""
+def low_rank_decode(source, base, head, inner, live, P: tl.constexpr, PAGE: tl.constexpr):
+    """Mean plus coordinates times the basis, one coordinate after another: two fp32 [n, HALF].
+
+    Joined heads hold a part of the coordinates each, and every head reads all parts.
+    """
     ptr, meta, table = source
-    ROWS: tl.constexpr = at.shape[0]
+    ROWS: tl.constexpr = inner.shape[0]
+    EACH: tl.constexpr = P.rank // P.joined
+    PER: tl.constexpr = EACH // 2 if P.packed else EACH  # coordinates before bytes come again
     dims = tl.arange(0, PAGE.half)
     first = tl.zeros([ROWS, PAGE.half], tl.float32) + tl.load(table + dims)[None, :]
     second = tl.zeros([ROWS, PAGE.half], tl.float32) + tl.load(table + PAGE.half + dims)[None, :]
-    if P.packed:
-        own = load_scale(meta, meta_at, live)
-        low = load_scale(meta, meta_at + PAGE.slots, live)
-    PER: tl.constexpr = P.rank // 2 if P.packed else P.rank  # coordinates before bytes come again
-    for number in range(P.rank):
-        raw = tl.load(ptr + at + number % PER, mask=live, other=0)
+    for part in range(P.joined):
+        other = head // P.joined * P.joined + part
+        at = data_at(base, other, inner, P, PAGE)
         if P.packed:
-            code = (raw.to(tl.int32) >> (number // PER * 4)) & 15
-            found = code.to(tl.float32) * own + low
-        else:
-            found = raw.to(tl.float32)
-        row = table + (1 + number) * (2 * PAGE.half) + dims
-        first += found[:, None] * tl.load(row)[None, :]
-        second += found[:, None] * tl.load(row + PAGE.half)[None, :]
+            place = meta_at(base, other, P, PAGE) + inner
+            own = load_scale(meta, place, live)
+            low = load_scale(meta, place + PAGE.slots, live)
+        for number in range(EACH):
+            raw = tl.load(ptr + at + number % PER, mask=live, other=0)
+            if P.packed:
+                code = (raw.to(tl.int32) >> (number // PER * 4)) & 15
+                found = code.to(tl.float32) * own + low
+            else:
+                found = raw.to(tl.float32)
+            row = table + (1 + part * EACH + number) * (2 * PAGE.half) + dims
+            first += found[:, None] * tl.load(row)[None, :]
+            second += found[:, None] * tl.load(row + PAGE.half)[None, :]
     return first, second
 
 
@@ -177,8 +185,7 @@ def read_tile(
     ptr, meta, table = source
     at = data_at(base, head, inner, P, PAGE)
     if P.family == "low_rank":
-        place = meta_at(base, head, P, PAGE) + inner
-        first, second = low_rank_decode(source, at, place, live, P, PAGE)
+        first, second = low_rank_decode(source, base, head, inner, live, P, PAGE)
     else:
         first, second = load_codes(ptr, at, live, P, PAGE.half, OUT)
     if P.family == "nuq_k" or P.family == "nuq_v":

@@ -37,8 +37,13 @@ def test_refused_on_a_gpu_and_taken_on_a_cpu(
     assert str(error.value) == says
 
 
-def test_the_pages_of_the_defaults_are_read_by_both(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changes", [
+    {}, {"cache.values": "dram", "cache.k_format": "lowrank", "tiers.dram_mib": 64.0},
+    {"cache.k_format": "lowrank_int4", "cache.rank_heads": 2},
+])  # fmt: skip
+def test_read_by_both(changes: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(2)
+    config = replace_settings(EngineConfig(), changes)
     geometry = build_geometry("model", num_layers=2, num_kv_heads=2, head_dim=64)
     monkeypatch.setattr(model.decoder, "device", "cuda")
-    assert group_specs(geometry, EngineConfig(), model).full
+    assert group_specs(geometry, config, model).full

@@ -37,11 +37,17 @@ class Case:
     new_lens: tuple[int, ...] | None = None
     new_starts: tuple[int, ...] | None = None
     group: int = 0
+    rank: int = 0
+    joined: int = 1
+    shift: float = 0.0
     options: dict = field(default_factory=dict)
 
     @property
     def spec(self) -> PageSpec:
-        return PageSpec(2, self.heads, self.dim, self.block, self.k, self.v, self.group)
+        return PageSpec(
+            2, self.heads, self.dim, self.block, self.k, self.v, self.group, self.rank,
+            rank_heads=self.joined,
+        )  # fmt: skip
 
     @property
     def writes(self) -> tuple[int, ...]:
@@ -93,7 +99,7 @@ def build(case: Case) -> World:
     state = FormatState.from_spec(spec)
     state.k_scale[LAYER], state.v_scale[LAYER] = 0.5, 0.25
     _set_head_scales(state, case.heads, groups)
-    _set_tables(state, spec, case.seed)
+    set_tables(state, spec, case.seed)
     pages = torch.zeros(order.size, spec.page_bytes, dtype=torch.uint8)
     for plane in ("k", "v"):
         shape = (order.size, spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
@@ -112,7 +118,7 @@ def build(case: Case) -> World:
         kv,
         q_lens,
         pos=rng.integers(0, 500, (groups, requests, slots)).astype(np.int32) if case.rope else None,
-        log_count=rng.random((groups, requests, slots)).astype(np.float32) if case.log else None,
+        log_count=_log_counts(case, rng, (groups, requests, slots)),
         query_pos=rng.integers(0, 500, tokens).astype(np.int32) if case.rope else None,
         new_lens=None if case.writes == case.q_lens else new,
         new_starts=None if case.new_starts is None else np.array(case.new_starts, np.int32),
@@ -124,6 +130,12 @@ def build(case: Case) -> World:
     )  # fmt: skip
 
 
+def _log_counts(case: Case, rng: np.random.Generator, shape: tuple) -> np.ndarray | None:
+    if not case.log:
+        return None
+    return (rng.random(shape) + case.shift).astype(np.float32)
+
+
 def _set_head_scales(state: FormatState, heads: int, groups: int) -> None:
     """Head scales that differ; one for all where several groups would need more than a page's."""
     if groups == 1:
@@ -133,7 +145,7 @@ def _set_head_scales(state: FormatState, heads: int, groups: int) -> None:
         state.k_head_scale, state.v_head_scale = torch.full((2, 2, 1), 0.75).unbind(0)
 
 
-def _set_tables(state: FormatState, spec: PageSpec, seed: int) -> None:
+def set_tables(state: FormatState, spec: PageSpec, seed: int) -> None:
     """Calibration tables that differ by layer and head: ranges, rising levels, orthonormal rows."""
     generator = torch.Generator().manual_seed(seed + 1)
     for table, fmt in ((state.k_table, spec.k), (state.v_table, spec.v)):
@@ -141,8 +153,10 @@ def _set_tables(state: FormatState, spec: PageSpec, seed: int) -> None:
             continue
         noise = torch.randn(table.shape, generator=generator) * 0.1
         if isinstance(fmt, LowRank):
-            rows = noise.unflatten(-1, (-1, spec.head_dim))
-            rows[..., 1:, :] = torch.linalg.qr(rows[..., 1:, :].mT).Q.mT
+            rows = noise.unflatten(-1, (-1, spec.head_dim))  # [L, H, 1 + rank, D]
+            wide = rows[..., 1:, :].unflatten(1, (-1, fmt.heads)).movedim(2, -2)
+            basis = torch.linalg.qr(wide.flatten(-2).mT).Q.mT.unflatten(-1, (fmt.heads, -1))
+            rows[..., 1:, :] = basis.movedim(-2, 2).flatten(1, 2)
             table.copy_(rows.flatten(-2))
         else:
             levels = table[..., -(2**fmt.bits) :]
@@ -196,6 +210,18 @@ def run(
         world.q, world.arena, plan, LAYER, softmax_scale=SCALE, state=world.step_state, mass=mass,
         partial=True, each_head=each_head,
     )  # fmt: skip
+
+
+def write_difference(world: World, backends: tuple[ModuleType, ModuleType]) -> float:
+    """How far what two backends write of a step lies apart, as a share of its norm."""
+    held = []
+    for backend in backends:
+        twin = replace(world, arena=world.arena.clone())
+        run(twin, backend, mass=None)
+        rows = range(len(twin.case.q_lens))
+        parts = [stored(twin, plane, 0, r)[-twin.case.writes[r] :] for plane in "kv" for r in rows]
+        held.append(torch.cat(parts))
+    return float((held[0] - held[1]).norm() / held[0].norm())
 
 
 def _rotated(x: Tensor, world: World, pos: np.ndarray) -> Tensor:
@@ -289,7 +315,10 @@ def write_error(world: World) -> float:
                 given = values[begin : begin + int(new[r]), heads].double()
                 if given.numel():
                     held = stored(world, plane, g, r)[-int(new[r]) :]
-                    worst = max(worst, float(((held - given).abs() / step_of(fmt, given)).max()))
+                    step = step_of(fmt, given)
+                    if case.joined > 1:  # what a head loses comes from all that are joined
+                        step = step.square().sum(1, keepdim=True).sqrt()
+                    worst = max(worst, float(((held - given).abs() / step).max()))
         start += count
     return worst
 

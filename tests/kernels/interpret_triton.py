@@ -15,7 +15,7 @@ from kvkernels.layout import FORMATS, PageSpec
 from kvkernels.pages import decode_pages, encode_pages
 
 from tests.kernels.bounds_triton import bounds_agree
-from tests.kernels.cases import Case, build, errors
+from tests.kernels.cases import Case, build, errors, set_tables, write_difference
 from tests.kernels.planes_triton import planes_agree
 
 TWO = {"num_splits": 2}
@@ -57,24 +57,43 @@ def all_cases() -> Iterator[Case]:
         yield Case(fmt, fmt, ((40, 33),), (7, 1), heads=1, share=share, dim=dim, bf16=True)
 
 
-def pages_agree(pairs: list[tuple[str, str]]) -> dict[str, bool]:
+def joined_cases() -> Iterator[Case]:
+    """Heads that share a low-rank basis: two of two and of six, three, codes, and one plane."""
+    both = ((20, 33),)
+    yield Case("lowrank", "lowrank_int4", both, (2, 1), heads=2, share=1, rank=24, joined=2)
+    yield Case("lowrank_int4", "bf16", both, (2, 1), heads=3, share=2, rank=36, joined=3,
+               log=True)  # fmt: skip
+    yield Case("lowrank", "lowrank", ((17,), (16,)), (1,), heads=6, share=1, rank=40, joined=2,
+               rope=True)  # fmt: skip
+
+
+def writes_agree() -> dict[str, float]:
+    """How far both backends' writes lie apart where coordinates of several heads are added."""
+    backends = (reference, triton_backend)
+    return {str(case): write_difference(build(case), backends) for case in joined_cases()}
+
+
+def pages_agree(pairs: list[tuple[str, str]], **shape: int) -> dict[str, bool]:
     """Moves give the torch reference's bytes, and recode its numbers but for a few codes."""
     verdict = {}
+    heads = shape.pop("heads", 2)
     for src_fmt, dst_fmt in pairs:
-        src, dst = (PageSpec(2, 2, 64, 16, fmt, fmt) for fmt in (src_fmt, dst_fmt))
+        src, dst = (PageSpec(2, heads, 64, 16, fmt, fmt, **shape) for fmt in (src_fmt, dst_fmt))
         size = max(src.page_bytes, dst.page_bytes)
         arena = torch.randint(0, 100, (6 * size,), dtype=torch.uint8)
         state = FormatState.from_spec(src)
         state.k_scale += 0.5
+        set_tables(state, src, 1)
         filled = torch.zeros(2, src.page_bytes, dtype=torch.uint8)
         for plane in ("k", "v"):
-            encode_pages(filled, src, plane, state, torch.randn(2, 2, 2, 16, 64) * 200)
+            encode_pages(filled, src, plane, state, torch.randn(2, 2, heads, 16, 64) * 200)
         offsets = torch.tensor([0, size])
         reference.scatter_pages(arena, src, offsets, filled)
         twins = [arena.clone(), arena.clone()]
         held = []
         for backend, twin in zip((reference, triton_backend), twins, strict=True):
             target = FormatState.from_spec(dst)
+            set_tables(target, dst, 2)
             there = offsets + 2 * size
             backend.recode_pages(
                 twin, src, offsets, state, dst, there, target, Scratch(),
@@ -88,7 +107,7 @@ def pages_agree(pairs: list[tuple[str, str]]) -> dict[str, bool]:
         (want, clamped), (got, clamped_too) = held
         # a code may fall on the other side of a boundary; the interpreter cuts fp32 to bf16 off
         close = bool((want - got).norm() <= 0.01 * want.norm()) and bool(want.isfinite().all())
-        verdict[f"{src_fmt} to {dst_fmt}"] = close and clamped == clamped_too
+        verdict[f"{src.label} to {dst.label}"] = close and clamped == clamped_too
     return verdict
 
 
@@ -96,13 +115,17 @@ def main(wide: bool) -> None:
     """Print one line of JSON."""
     torch.manual_seed(0)
     attention = {}
-    for case in all_cases() if wide else short_cases():
+    for case in itertools.chain(joined_cases(), all_cases() if wide else short_cases()):
         attention[str(case)] = errors(build(case), triton_backend) | {"bf16": case.bf16}
     pairs = [(fmt, "int8") for fmt in FORMATS] + [("bf16", fmt) for fmt in FORMATS]
     if wide:
         pairs = [*itertools.product(FORMATS, HUBS), *itertools.product(HUBS, FORMATS)]
     report = {"attention": attention, "pages": pages_agree(pairs), "planes": planes_agree()}
+    joined = [("bf16", "lowrank"), ("lowrank", "lowrank_int4"), ("lowrank_int4", "int8")]
+    for heads, number, rank in ((2, 2, 24), (3, 3, 36)):
+        report["pages"] |= pages_agree(joined, heads=heads, rank=rank, rank_heads=number)
     report["bounds"] = bounds_agree()
+    report["writes"] = writes_agree()
     print(json.dumps(report))
 
 

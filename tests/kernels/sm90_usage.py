@@ -116,6 +116,17 @@ def recode(src: PageSpec, dst: PageSpec) -> dict:
     return usage(name, recode_kernel, constants, types, num_warps=2, maxnreg=MOST_REGISTERS)
 
 
+def joined(heads: int, dim: int, rank: int, *names: str) -> Iterator[dict]:
+    """Kernels of low-rank pages whose heads share a basis."""
+    plain = PageSpec(30, heads, dim, 16, "bf16", "bf16")
+    for name in names:
+        spec = PageSpec(30, heads, dim, 16, name, name, rank=rank, rank_heads=heads)
+        yield write(spec)
+        yield recode(plain, spec)
+        yield recode(spec, plain)
+        yield from attention(spec, torch.bfloat16, 3, ROPE=True)
+
+
 def every(wide: bool) -> Iterator[dict]:
     """All kernels; `wide` adds the other and mixed formats, head size 128 and the options."""
 
@@ -131,8 +142,10 @@ def every(wide: bool) -> Iterator[dict]:
             yield write(spec(fmt))
         yield recode(spec("bf16"), spec(fmt))
         yield from attention(spec(fmt), torch.bfloat16, 3)
+    yield from joined(3, 64, 96, *(("lowrank", "lowrank_int4") if wide else ("lowrank_int4",)))
     if not wide:
         return
+    yield from joined(8, 128, 512, "lowrank", "lowrank_int4")
     for k in FORMATS:
         if not FORMATS[k].key.grouped:
             yield write(PageSpec(30, 8, 128, 16, k, k))

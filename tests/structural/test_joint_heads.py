@@ -8,7 +8,6 @@ import torch
 from kvkernels.api import FormatState
 from kvkernels.layout import PageSpec
 from kvkernels.pages import decode_pages, encode_pages
-from kvkernels.triton_formats import check_twins
 
 from tests.engine.harness import Runner, build, model, tokens
 from workbench.engine.calibrating import calibrate
@@ -248,9 +247,3 @@ def test_what_cannot_be_is_refused_by_name(
     with pytest.raises(SettingError) as error:
         engine.apply(changes)
     assert sentence in str(error.value) and engine.config is before
-
-
-def test_the_gpu_kernels_refuse_them_in_a_sentence() -> None:
-    wide = PageSpec(1, 8, 128, 16, "lowrank", "bf16", rank=64, rank_heads=8)
-    with pytest.raises(ValueError, match="joined heads: choose rank_heads = 1"):
-        check_twins(wide)

@@ -28,9 +28,10 @@ class Watch:
         choose, stack = SparseReads._choose, runner.engine.stack
         run = stack.runner.run
 
-        def chosen(*args: Any) -> np.ndarray:
-            self.picked.append(choose(*args))
-            return self.picked[-1]
+        def chosen(*args: Any) -> torch.Tensor:
+            picked = choose(*args)
+            self.picked.append(picked.numpy())
+            return picked
 
         def ran(*args: Any, **more: Any) -> Any:
             result = run(*args, **more)

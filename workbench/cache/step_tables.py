@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from workbench.cache.block_state import kind_parts
 from workbench.cache.kv_cache_manager import KVCacheManager
@@ -15,6 +16,9 @@ from workbench.request import Request
 class ClassTables:
     """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
 
+    `page_offsets`, `log_count` and `pos` may be tensors, of pages that a kernel chose: then they
+    stay on its device.
+
     `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are. `new_starts`
     int32 [R] or None: the first of them among a request's new tokens. `log_count` fp32 [G, R, P *
     S] or None: log of the tokens that each slot stands for (merging). `pos` int32 alike: position
@@ -23,11 +27,11 @@ class ClassTables:
     """
 
     cls: int
-    page_offsets: np.ndarray
+    page_offsets: np.ndarray | Tensor
     kv_lens: np.ndarray
     new_lens: np.ndarray | None = None
-    log_count: np.ndarray | None = None
-    pos: np.ndarray | None = None
+    log_count: np.ndarray | Tensor | None = None
+    pos: np.ndarray | Tensor | None = None
     new_starts: np.ndarray | None = None
     pages: np.ndarray | None = None
     basis: int = 0
@@ -69,26 +73,15 @@ def slots_of_pages(kv_lens: np.ndarray, width: int, block_size: int) -> np.ndarr
 
 
 def chosen_tables(
-    manager: KVCacheManager,
-    table: np.ndarray,
-    slots: np.ndarray,
-    open_cls: int,
-    *,
-    log_count: np.ndarray | None = None,
-    pos: np.ndarray | None = None,
+    manager: KVCacheManager, table: np.ndarray, slots: np.ndarray, pos: np.ndarray | None
 ) -> list[ClassTables]:
-    """Tables of some pages alone, block ids [G, N, K], of which `slots` int alike are read.
+    """Tables of some pages alone, one a class: block ids [G, N, K], of which `slots` are read.
 
-    Nothing is written to them. `log_count` and `pos` as in `ClassTables`, [G, N, K * S].
+    Nothing is written to them. `pos` as in `ClassTables`, [G, N, K * S].
     """
     nothing = np.zeros(table.shape[1], np.int32)
-    if manager.roles.mixes:
-        found = _by_class(manager, table, slots, np.zeros_like(slots), pos)
-        return [replace(tables, new_lens=nothing) for tables in found]
-    offsets = manager.pool.offset[table]
-    _pad(offsets, (slots > 0).sum(-1))
-    lens = slots.sum(-1).astype(np.int32)
-    return [ClassTables(open_cls, offsets, lens, nothing, log_count, pos)]
+    found = _by_class(manager, table, slots, np.zeros_like(slots), pos)
+    return [replace(tables, new_lens=nothing) for tables in found]
 
 
 def _positions(

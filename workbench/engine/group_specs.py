@@ -165,8 +165,6 @@ def refuse_unreadable(specs: Iterable[PageSpec], rope: Rope, device: str) -> Non
     from kvkernels.triton_formats import check_twins  # Triton is there only on Linux
 
     for spec in specs:
-        if spec.planes != "kv":
-            raise SettingError("cache.values = dram is read on a CPU only: choose hbm")
         try:
             check_twins(spec, rope)
         except ValueError as error:

@@ -159,4 +159,4 @@ def _vectors(
     pages = torch.empty((len(blocks), below.page_bytes), dtype=torch.uint8)
     for layer, part in enumerate(pages.split(below.layer_bytes, 1)):
         stack.values.read(blocks, layer, part.numpy())
-    return stack.store.decode(group, pages, below, plane)
+    return stack.store.decode(group, pages.to(stack.store.device), below, plane)

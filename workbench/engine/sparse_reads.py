@@ -18,11 +18,12 @@ from torch import Tensor
 from workbench.cache.geometry import Geometry, LayerSet
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_bounds import PageBounds
-from workbench.cache.step_tables import ClassTables, chosen_tables
+from workbench.cache.step_tables import ClassTables
 from workbench.config import RetentionSettings
 from workbench.engine.mass import join_classes
 from workbench.engine.read_traffic import ReadTraffic
 from workbench.engine.sparse_rows import SetRows, make_rows
+from workbench.engine.sparse_tables import mass_by_slot, num_pages, tables_of
 from workbench.request import Request
 
 # tables of one query row each, and the rows' numbers in the step -> results, one a table
@@ -116,36 +117,35 @@ class SparseReads:
             at = range(local, local + 1)
             self._bounds.make(group, blocks, at, pos=pos, rope_table=self._rope_table, keep=False)
         picked = self._choose(rows, local, q[torch.from_numpy(self.rows).to(q.device)], positions)
-        tables = self._tables(rows, layer_set, picked)
+        cls = self._manager.roles.open[layer_set.groups[0]]
+        tables = tables_of(self._manager, rows, cls, picked)
         self._count(rows, layer_set, tables, traffic)
         results = run(tables, self.rows)
         mass = None
         if results[0].mass is not None:
             parts = list(zip(tables, results, strict=True))
-            mass = self._by_slot(
-                rows, picked, join_classes(parts, np.ones(len(self.rows), np.int32))
-            )
+            joined = join_classes(parts, np.ones(len(self.rows), np.int32))
+            mass = mass_by_slot(rows, picked, joined, self._of_row, len(self.requests))
         return results, mass
 
-    def _choose(self, rows: SetRows, local: int, q: Tensor, positions: np.ndarray) -> np.ndarray:
-        """Pages that each row reads, int64 [G, N, K] ascending, -1 behind them."""
+    def _choose(self, rows: SetRows, local: int, q: Tensor, positions: np.ndarray) -> Tensor:
+        """Pages that each row reads, int64 [G, N, K] ascending, -1 behind them; on the device."""
         bounds, kernels, at_rows = self._bounds.tensor, self._bounds.kernels, rows.bound_rows
         if self._rope_table is not None:
             at = torch.from_numpy(positions[self.rows]).to(q.device)
             q = rotate(q.to(torch.float32), *(part[at][:, None] for part in self._rope_table))
-        last = torch.from_numpy(rows.pages - 1).to(q.device)
         pages = torch.arange(at_rows.shape[-1], device=q.device)
-        always = pages >= last[..., None] - self._num_local
+        always = pages >= rows.last[..., None] - self._num_local
         if self._num_outliers and (cosines := self._bounds.cosines) is not None:
             others = at_rows.masked_fill(always | (pages < self._num_first), -1)
             kept = self._kept(rows)
             outliers = kernels.outlier_pages(cosines, local, others, self._num_outliers, kept)
             at_rows, always = at_rows.masked_fill(outliers, -1), always | outliers
         scores = kernels.score_pages(q, bounds, local, at_rows).masked_fill_(always, float("inf"))
-        counts = torch.from_numpy(rows.counts).to(q.device)
-        picked = kernels.select_pages(scores, last, counts, self._num_first)
-        chosen: np.ndarray = picked.cpu().numpy()
-        return chosen
+        picked: Tensor = kernels.select_pages(
+            scores, rows.last, rows.num_read, self._num_first, rows.most
+        )
+        return picked
 
     def _kept(self, rows: SetRows) -> Tensor | None:
         """Pages that are not sealed, bool [G, N, P]; None where none stays as an outlier."""
@@ -154,27 +154,6 @@ class SparseReads:
             return None
         classes = self._manager.pool.page_classes(rows.table)
         return torch.from_numpy(np.isin(classes, roles.open)).to(rows.bound_rows.device)
-
-    def _tables(self, rows: SetRows, layer_set: LayerSet, picked: np.ndarray) -> list[ClassTables]:
-        size = self._manager.block_size
-        there, page = picked >= 0, np.maximum(picked, 0)
-        slots = np.where(there, np.clip(rows.seen[..., None] - page * size, 0, size), 0)
-
-        def by_slot(values: np.ndarray | None) -> np.ndarray | None:
-            if values is None:
-                return None
-            paged = values.reshape(*values.shape[:2], -1, size)
-            found = np.take_along_axis(paged, page[..., None], 2)
-            return found.reshape(*values.shape[:2], -1)
-
-        return chosen_tables(
-            self._manager,
-            np.take_along_axis(rows.table, page, 2),
-            slots,
-            self._manager.roles.open[layer_set.groups[0]],
-            log_count=by_slot(rows.log_count),
-            pos=by_slot(rows.pos),
-        )
 
     def _count(
         self,
@@ -186,22 +165,9 @@ class SparseReads:
         """Traffic of one layer; what was skipped counts as of the class of full pages."""
         classes = self._manager.pool.classes
         traffic.num_rows = len(self.rows)
-        for each in tables:
-            traffic.add(int((each.page_offsets >= 0).sum()), 0, classes[each.cls].layer_bytes)
+        for each, num_read in zip(tables, num_pages(rows, tables), strict=True):
+            traffic.add(num_read, 0, classes[each.cls].layer_bytes)
         final = classes[self._manager.classes[layer_set.groups[0]]]
         traffic.add(0, int((rows.pages - rows.counts).sum()), final.layer_bytes)
         num_bounds = int((rows.pages - 1).sum())
         traffic.bounds_bytes += num_bounds * self._bounds.page_bytes(layer_set.groups[0])
-
-    def _by_slot(self, rows: SetRows, picked: np.ndarray, mass: Tensor) -> Tensor:
-        """Mass [N, H, K * S] of chosen slots as [R, H, T] by stored slot, summed over rows."""
-        groups, count, most = picked.shape
-        size, heads = self._manager.block_size, mass.shape[1]
-        slots = np.maximum(picked, 0)[..., None] * size + np.arange(size)
-        index = torch.from_numpy(slots.reshape(groups, count, -1)).transpose(0, 1)
-        index = index.repeat_interleave(heads // groups, 1).to(mass.device)  # [N, H, K * S]
-        width = rows.table.shape[-1] * size
-        by_row = mass.new_zeros(count, heads, width)
-        by_row.scatter_add_(-1, index, mass[..., : most * size])
-        total = mass.new_zeros(len(self.requests), heads, width)
-        return total.index_add_(0, torch.from_numpy(self._of_row).to(mass.device), by_row)

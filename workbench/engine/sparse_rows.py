@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ class SetRows:
     table int64 [G, N, P] block ids; seen, pages, counts int64 [G, N]: slots and pages that a row
     sees, and pages that it reads. bound_rows int64 [G, N, P]: where bounds lie, -1 from the newest
     page on. filled: pages that become full in this step. pos, log_count [G, N, P * S] or None, as
-    in `ClassTables`.
+    in `ClassTables`. offsets int64 [G, N, P]: where pages lie in the arena, None where they are of
+    several classes. Tensors are on the device of the bounds, once for all layers of a set.
     """
 
     table: np.ndarray
@@ -34,6 +36,35 @@ class SetRows:
     filled: list[Fresh]
     pos: np.ndarray | None
     log_count: np.ndarray | None
+    offsets: Tensor | None
+
+    @cached_property
+    def most(self) -> int:
+        """The most pages that any row reads."""
+        return int(self.counts.max())
+
+    @cached_property
+    def last(self) -> Tensor:
+        """The newest page of each row, int64 [G, N]."""
+        return self._there(self.pages - 1)
+
+    @cached_property
+    def num_read(self) -> Tensor:
+        """`counts` on the device."""
+        return self._there(self.counts)
+
+    @cached_property
+    def places(self) -> Tensor | None:
+        """`pos` on the device."""
+        return None if self.pos is None else self._there(self.pos)
+
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """`log_count` on the device."""
+        return None if self.log_count is None else self._there(self.log_count)
+
+    def _there(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.bound_rows.device)
 
 
 def make_rows(
@@ -82,11 +113,16 @@ def make_rows(
         seen,
         pages,
         np.where(of_prompt, pages, wanted(pages)),
-        torch.from_numpy(rows).to(bounds.tensor.device),
+        _to(bounds, rows),
         filled,
         None if pos is None else pos[:, of_row],
         None if counts is None else counts[:, of_row],
+        None if manager.roles.mixes else _to(bounds, manager.pool.offset[table]),
     )
+
+
+def _to(bounds: PageBounds, values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values).to(bounds.tensor.device)
 
 
 def _refresh(

@@ -5,7 +5,9 @@
     scratch, of one layer:   | K V of page 0 | K V of page 1 | K V of page 2 |
 
 Only pages that are read are put together: all of them, or those that sparse reads chose. What
-attention gets is what it would read had V stayed, so results are equal bit for bit.
+attention gets is what it would read had V stayed, so results are equal bit for bit. On a GPU V
+passes pinned host memory (`HostStage`): the host verifies and copies the next layer's V while the
+GPU attends to this one.
 """
 
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from kvkernels.pages import UNIT, copy_plane, page_rows
 from torch import Tensor
 
 from workbench.cache.step_tables import ClassTables
+from workbench.engine.host_stage import HostStage
 from workbench.engine.read_traffic import ReadTraffic
 from workbench.spatial.hierarchy.values import ValuesBelow
 
@@ -46,6 +49,12 @@ class SplitReads:
         self._pool, self._store, self._values = stack.pool, stack.store, values
         self._alone = {both: alone for alone, both in stack.manager.roles.joined.items()}
         self.scratch = Scratch(stack.store.device)
+        self.stage = HostStage(stack.store.device)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that pages are put together in, on the device and on their way to it."""
+        return self.scratch.bytes + self.stage.num_bytes
 
     def covers(self, cls: int) -> bool:
         """Whether pages that are read as this class can have their V below."""
@@ -79,9 +88,9 @@ class SplitReads:
         if num_split:
             keys = self._layer(pages.offsets[:num_split], alone, layer)
             copy_plane(keys, alone, "k", out[:num_split], both)
-            values = self.scratch.get("values", (num_split, below.layer_bytes), torch.uint8)
-            self._values.read(pages.blocks, layer, values.numpy())
-            copy_plane(values, below, "v", out[:num_split], both)
+            values = self.stage.take(num_split, below.layer_bytes)
+            self._values.read(pages.blocks, layer, values)
+            copy_plane(self.stage.send(values), below, "v", out[:num_split], both)
             traffic.fetched_bytes += num_split * below.layer_bytes
         return out.view(-1)
 
@@ -89,7 +98,7 @@ class SplitReads:
         """Copies of one layer of pages in the arena, uint8 [n, layer_bytes]."""
         rows = page_rows(self._store.arena, spec.layer_bytes)
         at = torch.from_numpy((offsets + layer * spec.layer_bytes) // UNIT)
-        return rows.index_select(0, at).view(torch.uint8)
+        return rows.index_select(0, at.to(rows.device)).view(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def ledger(engine: "Engine") -> tuple[list[LedgerLine], int]:
                 )
             )
     tables = stack.runner.rope_table or ()
-    split = stack.runner.split.scratch.bytes if stack.runner.split is not None else 0
+    split = stack.runner.split.scratch_bytes if stack.runner.split is not None else 0
     rotations = sum(table.nbytes for table in tables)
     unassigned = pool.num_unassigned_slabs * pool.slab_bytes
     lines += [
