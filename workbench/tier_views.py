@@ -14,13 +14,25 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
 
 
+class SizeCostView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transfer of so many bytes took when the tier was opened: medians of `num_tries`."""
+
+    num_bytes: int
+    load_s: float
+    store_s: float
+    num_tries: int
+
+
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
 
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
-    computing those again was predicted to take. `num_held`: blocks under a lease or pin now;
-    `num_soft`: those that go last.
+    computing those again was predicted to take. `num_read_ios` and `num_write_ios`:
+    I/Os or requests its medium was asked for, None where that is not counted. `at_once`: blocks
+    that move together, with one latency. `sizes`: what transfers took while it was measured,
+    unthrottled, in the `probe_s` seconds after it was opened. `num_held`: blocks under a lease or
+    pin now; `num_soft`: those that go last.
     """
 
     name: str
@@ -32,6 +44,11 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     num_entries: int
     load: CostView
     store: CostView
+    at_once: int
+    num_read_ios: int | None
+    num_write_ios: int | None
+    sizes: list[SizeCostView]
+    probe_s: float
     hits: int
     misses: int
     num_stores: int

@@ -7,12 +7,11 @@ import pandas as pd
 import streamlit as st
 
 from app.panels.page import Page, open_page
-from app.tiers.figures import cost_figure, fetch_seconds, flow_figure, measured
+from app.tiers.figures import flow_figure
 from workbench.errors import WorkbenchError
 from workbench.tier_views import TierReport, TiersReport
 
 REFRESH_S = 3.0
-MIB = 2**20
 PLOT_CONFIG = {"displayModeBar": False, "scrollZoom": False}
 
 
@@ -63,8 +62,15 @@ def _row(page: Page, tier: TierReport) -> dict[str, Any]:
         texts("tiers.column.dropped"): tier.num_dropped,
         texts("tiers.column.held"): _held_word(page, tier),
         texts("tiers.column.faults"): sum(tier.faults.values()),
+        texts("tiers.column.ios"): _ios(tier),
         texts("tiers.column.source"): tier.provenance,
     }
+
+
+def _ios(tier: TierReport) -> str:
+    if tier.num_read_ios is None or tier.num_write_ios is None:
+        return "n/a"
+    return f"{tier.num_read_ios:,} / {tier.num_write_ios:,}"
 
 
 def _worth_word(page: Page, tier: TierReport, saved_s: float) -> str:
@@ -86,47 +92,6 @@ def _gate_line(page: Page, report: TiersReport) -> str:
     return page.texts(
         key, gated=report.num_gated, late=report.num_late, failed=report.num_failed_pages
     )
-
-
-def show_cost(page: Page, report: TiersReport) -> None:
-    """The cost of each tier as measured, and from how many tokens on fetching wins."""
-    texts = page.texts
-    if not measured(report):
-        st.caption(texts("tiers.no_cost"))
-        return
-    st.plotly_chart(
-        cost_figure(texts, report),
-        key="tiers_cost",
-        config=PLOT_CONFIG,
-        alt=texts("tiers.cost_alt"),
-    )
-    for tier in measured(report):
-        st.caption(_cost_line(page, report, tier))
-    st.caption(texts("tiers.cost_basis"))
-
-
-def _cost_line(page: Page, report: TiersReport, tier: TierReport) -> str:
-    return page.texts(
-        "tiers.cost_line",
-        tier=tier.name,
-        latency=f"{tier.load.latency_s * 1e3:.2f}",
-        load=f"{tier.load.bytes_per_s / 1e6:,.0f}",
-        store=f"{tier.store.bytes_per_s / 1e6:,.0f}",
-        n=tier.load.samples,
-        source=tier.provenance,
-        verdict=_verdict(page, report, tier),
-    )
-
-
-def _verdict(page: Page, report: TiersReport, tier: TierReport) -> str:
-    """Which way is faster for one block, and how many times."""
-    compute_s = report.recompute_s_per_token * report.block_tokens
-    fetch_s = fetch_seconds(report, tier, 1)
-    if not compute_s or not fetch_s:
-        return page.texts("tiers.verdict_unknown")
-    if fetch_s < compute_s:
-        return page.texts("tiers.verdict_fetch", factor=f"{compute_s / fetch_s:.1f}")
-    return page.texts("tiers.verdict_compute", factor=f"{fetch_s / compute_s:.1f}")
 
 
 def show_flow(page: Page, report: TiersReport) -> None:

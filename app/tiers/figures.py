@@ -1,11 +1,11 @@
-"""Plotly figures of the page *Tiers*, from what the engine measured."""
+"""Plotly figures of the page *Tiers*: where bytes went. Costs: `cost_figures.py`."""
 
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from app.text import Texts
-from workbench.tier_views import BlockMove, OverlapView, TierReport, TiersReport
+from workbench.tier_views import BlockMove, OverlapView, TiersReport
 
 GREY = "rgba(128, 128, 128, .9)"
 # Okabe-Ito, with a dash and a shape of its own a tier, because colour alone tells too little.
@@ -18,45 +18,7 @@ LOOKS = {
 }
 SIGNS = {"entered": "circle", "stored": "triangle-down", "fetched": "triangle-up", "left": "x",
          "fault": "star"}  # fmt: skip
-FEWEST_BLOCKS, MOST_DOUBLINGS = 1, 9
 HEIGHT_PX = 340
-
-
-def fetch_seconds(report: TiersReport, tier: TierReport, num_blocks: int) -> float:
-    """Predicted seconds to fetch so many blocks, as the gate reckons: latency, bytes, copy."""
-    if not tier.load.bytes_per_s:
-        return 0.0
-    size = num_blocks * report.block_bytes
-    copy_s = size / report.copy_bytes_per_s if report.copy_bytes_per_s else 0.0
-    return num_blocks * tier.load.latency_s + size / tier.load.bytes_per_s + copy_s
-
-
-def measured(report: TiersReport) -> list[TierReport]:
-    """Tiers that are on and from which something was fetched, if only to probe them."""
-    return [tier for tier in report.tiers if tier.enabled and tier.load.bytes_per_s]
-
-
-def cost_figure(texts: Texts, report: TiersReport) -> go.Figure:
-    """Seconds of fetching and of computing again over tokens, both axes logarithmic."""
-    blocks = [FEWEST_BLOCKS * 2**power for power in range(MOST_DOUBLINGS)]
-    tokens = [count * report.block_tokens for count in blocks]
-    figure = go.Figure()
-    if report.recompute_s_per_token:
-        figure.add_scatter(
-            x=tokens, y=[report.recompute_s_per_token * n for n in tokens], mode="lines",
-            line={"color": GREY, "width": 3}, name=texts("tiers.recompute"),
-        )  # fmt: skip
-    for tier in measured(report):
-        colour, dash, shape = LOOKS[tier.name]
-        figure.add_scatter(
-            x=tokens, y=[fetch_seconds(report, tier, n) for n in blocks], mode="lines+markers",
-            line={"color": colour, "dash": dash, "width": 2}, marker={"symbol": shape, "size": 8},
-            name=texts("tiers.fetch_from", tier=tier.name, source=tier.provenance),
-        )  # fmt: skip
-    figure.update_xaxes(title=texts("tiers.tokens"), type="log", tickvals=tokens,
-                        ticktext=[f"{n:,}" for n in tokens])  # fmt: skip
-    figure.update_yaxes(title=texts("tiers.seconds"), type="log", exponentformat="SI")
-    return _laid_out(figure)
 
 
 def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
@@ -91,7 +53,7 @@ def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
             valuesuffix=" MiB", valueformat=",.1f",
         )
     )  # fmt: skip
-    return _laid_out(figure)
+    return laid_out(figure)
 
 
 def journey_figure(texts: Texts, moves: Sequence[BlockMove], names: Sequence[str]) -> go.Figure:
@@ -115,7 +77,7 @@ def journey_figure(texts: Texts, moves: Sequence[BlockMove], names: Sequence[str
             )  # fmt: skip
     figure.update_xaxes(title=texts("tiers.journey_time"), rangemode="tozero")
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=list(names)[::-1])
-    return _laid_out(figure, height=240)
+    return laid_out(figure, height=240)
 
 
 def overlap_figure(texts: Texts, overlap: OverlapView) -> go.Figure:
@@ -140,7 +102,7 @@ def overlap_figure(texts: Texts, overlap: OverlapView) -> go.Figure:
     figure.update_xaxes(title=texts("tiers.overlap_time"), rangemode="tozero")
     figure.update_yaxes(type="category", categoryarray=[names[row] for row in rows][::-1])
     figure.update_layout(barmode="overlay")
-    return _laid_out(figure, height=90 + 44 * len(rows))
+    return laid_out(figure, height=90 + 44 * len(rows))
 
 
 def _faint(colour: str) -> str:
@@ -148,11 +110,12 @@ def _faint(colour: str) -> str:
     return f"rgba({red}, {green}, {blue}, .35)"
 
 
-def _laid_out(figure: go.Figure, height: int = HEIGHT_PX) -> go.Figure:
+def laid_out(figure: go.Figure, height: int = HEIGHT_PX) -> go.Figure:
+    """The look that all pictures of the page share."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 32, "b": 8},
-        legend={"orientation": "h", "y": 1.12, "x": 0},
+        legend={"orientation": "h", "y": 1.02, "x": 0, "yanchor": "bottom"},
         font={"size": 12},
     )
     return figure

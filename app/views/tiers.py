@@ -8,10 +8,11 @@ from app.panels.knobs import show_answer, show_group
 from app.panels.link_panel import read_address, show_offer, write_address
 from app.panels.page import Page, enter, open_page
 from app.panels.tab_sync import watch_tab
+from app.panels.tiers_cost import show_cost
 from app.panels.tiers_faults import show_faults
 from app.panels.tiers_journey import show_journey
 from app.panels.tiers_overlap import show_overlap
-from app.panels.tiers_worth import show_cost, show_flow, show_worth, tiers_of
+from app.panels.tiers_worth import show_flow, show_worth, tiers_of
 
 LEFT_PX, RIGHT_PX = 288, 280
 

@@ -13,7 +13,15 @@ from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
 from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES, PROMPT_CACHING
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
-from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, LOADS, PLACEMENTS, PREFETCHES, WRITES
+from workbench.settings.tiers import (
+    ADMISSIONS,
+    DISK_LAYOUTS,
+    INCLUSIONS,
+    LOADS,
+    PLACEMENTS,
+    PREFETCHES,
+    WRITES,
+)  # fmt: skip
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -56,6 +64,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.dram_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_throttle_mb_s": (0.0, 50.0),
     "tiers.disk_codec": ("none", "planes+zstd", "cachegen"),
+    "tiers.disk_layout": DISK_LAYOUTS,
+    "tiers.disk_coalesce": (True, False),
     "tiers.write": WRITES,
     "tiers.write_hits": (1, 2),
     "tiers.inclusive": INCLUSIONS,
@@ -97,6 +107,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.k_format", "tiers.disk_codec"): 3,
     ("cache.v_format", "tiers.disk_codec"): 3,
     ("cache.layer_plan", "tiers.disk_codec"): 1,
+    ("tiers.disk_codec", "tiers.disk_layout"): 2,
     ("cache.grouping", "retention.merge"): 6,
     ("cache.residual_tokens", "cache.mode"): 1,
     ("cache.residual_tokens", "cache.allocation"): 1,
@@ -122,7 +133,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 59
+NUM_ROWS = 58
 
 
 def accepts(row: Row) -> bool:

@@ -146,6 +146,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "cache.values": {"tiers.dram_mib": 1.0},
     "tiers.disk_keep": {"tiers.disk_mib": 1.0, "tiers.disk_path": "<folder>"},
     "tiers.shared_mib": {"tiers.shared": "store"},
+    "tiers.disk_layout": {"tiers.disk_mib": 1.0},
+    "tiers.disk_coalesce": {"tiers.disk_mib": 1.0},
     "retention.split": {"cache.grouping": "head"},
     "retention.merge": {"cache.grouping": "head", "retention.level": "token"},
 }

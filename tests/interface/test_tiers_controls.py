@@ -4,13 +4,8 @@ from streamlit.testing.v1 import AppTest
 
 from app import engine_owner
 from app.text import load_texts
-from app.tiers.figures import (
-    cost_figure,
-    fetch_seconds,
-    flow_figure,
-    journey_figure,
-    overlap_figure,
-)
+from app.tiers.cost_figures import cost_figure, fetch_seconds
+from app.tiers.figures import flow_figure, journey_figure, overlap_figure
 from tests.interface.dashboard import ROOT, wait_for
 from tests.interface.dashboard_page import checked, turn
 from workbench.client import EngineClient

@@ -21,12 +21,14 @@ def test_all_figures_at_tiny_sizes() -> None:
     figures = {figure.name: figure for figure in both}
     assert {
         "host_memcpy_mb_s", "host_copy_share", "host_copy_share_verified", "disk_read_share",
-        "disk_write_share", "disk_write_ios_per_page", "disk_ios_per_page_page_first",
-        "disk_ios_per_page_layer_first", "disk_ring_gain_page_first", "disk_ring_gain_layer_first",
-        "disk_read_page_first_mb_s", "disk_read_layer_first_one_call_mb_s",
+        "disk_write_share", "disk_write_ios_per_page", "disk_ring_gain_block_first",
+        "disk_ring_gain_layer_first", "disk_read_block_first_mb_s",
+        "disk_read_layer_first_one_call_mb_s", "disk_read_layer_first_by_layer_mb_s",
     } <= set(figures)  # fmt: skip
-    assert figures["disk_ios_per_page_page_first"].value == 1
+    assert figures["disk_ios_per_page_block_first"].value == 1
     assert figures["disk_ios_per_page_layer_first"].value == 30
+    assert figures["disk_ios_per_layer_block_first"].value == 4
+    assert figures["disk_ios_per_layer_layer_first"].value == 1
     assert all(figure.value and figure.value > 0 for figure in figures.values())
     assert len(told) == 4
 

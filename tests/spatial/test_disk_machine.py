@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.spatial.media import CANARY, key_of, page_of, private_key, put_of
+from workbench.settings.tiers import DISK_LAYOUTS
 from workbench.spatial.hierarchy import disk_faults
 from workbench.spatial.hierarchy.direct_io import DiskWays
 from workbench.spatial.hierarchy.disk_file import LEAST_CAPACITY_BYTES, DiskFile
@@ -20,7 +21,10 @@ KEYS = [*(key_of(number) for number in range(10)), private_key("a"), private_key
 keys = st.sampled_from(KEYS)
 sizes = st.sampled_from([1, 100, 4096, 4097, 8192, 20_000, 40_960])
 capacities = st.sampled_from([LEAST_CAPACITY_BYTES, 40 * KIB, 100 * KIB, 256 * KIB, 300_000])
-ways = st.builds(DiskWays, st.booleans(), st.booleans(), st.sampled_from([1, 2, 32]), st.booleans())
+ways = st.builds(
+    DiskWays, st.booleans(), st.booleans(), st.sampled_from([1, 2, 32]), st.booleans(),
+    st.sampled_from(DISK_LAYOUTS),
+)  # fmt: skip
 
 
 def shifted(page: np.ndarray, shift: int) -> np.ndarray:
@@ -42,12 +46,16 @@ class Machine(RuleBasedStateMachine):
         self.seed = 0
         self.disk = DiskFile(self.folder.name, capacity, True, way)
 
+    @rule(layout=st.sampled_from(DISK_LAYOUTS), coalesce=st.booleans())
+    def arrange(self, layout: str, coalesce: bool) -> None:
+        self.disk.arrange(layout, coalesce)
+
     @rule(batch=st.lists(st.tuples(keys, sizes, st.integers(0, 63)), min_size=1, max_size=5))
     def put(self, batch: list[tuple[bytes, int, int]]) -> None:
         puts = []
         for key, size, shift in batch:
             self.seed += 1
-            put = put_of(key, page_of(self.seed, size), 1)
+            put = put_of(key, page_of(self.seed, size), 5 if size % 5 == 0 else 1)
             puts.append(Put(put.record, shifted(put.payload, shift)))
         used = sum(self.disk.charge_bytes(put.record) for put in [*self.held.values(), *puts])
         done = self.disk.put(puts)

@@ -53,6 +53,16 @@ class Model(RuleBasedStateMachine):
         self.free -= set(blocks)
         self.held.append(taken)
 
+    @rule(count=st.integers(1, 20), wish=st.integers(0, BLOCKS))
+    def take_near(self, count: int, wish: int) -> None:
+        starts = [block for block in self.free if set(range(block, block + count)) <= self.free]
+        behind = [block for block in starts if block >= wish]
+        taken = self.extents.take_near(count, wish)
+        assert taken == min(behind or starts, default=None)
+        if taken is not None:
+            self.free -= set(range(taken, taken + count))
+            self.held.append([(taken, count)])
+
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:

@@ -4,7 +4,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,7 @@ from workbench.errors import RequestError, WorkbenchError
 from workbench.lab.bench_runs import median
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import NUM_SLICES, PAGE_BYTES, in_turns, verdict
+from workbench.settings.tiers import DISK_LAYOUTS
 from workbench.spatial.hierarchy.aligned import ALIGN, aligned_empty
 from workbench.spatial.hierarchy.direct_io import DiskWays
 from workbench.spatial.hierarchy.disk_file import DiskFile
@@ -25,7 +26,6 @@ Progress = Callable[[str], None]
 BATCH = 64  # pages a call: what the staging of disk transfers holds
 PLAIN_BYTES = 8 << 20  # bytes of a plain read or write
 ASKED = 0.8
-LAYOUTS = ("page_first", "layer_first")
 WAYS = {"": DiskWays(), "_one_call": DiskWays(ring=False, coalesce=False)}
 
 
@@ -50,7 +50,7 @@ QUICK = DiskPlan(file_mib=16, num_rounds=2, layout_pages=4, layout_rounds=1)
 def measure_disk(progress: Progress, plan: DiskPlan) -> list[Figure]:
     """All figures of the disk; TierError where its file cannot be opened."""
     figures = _shares(progress, plan)
-    for layout in LAYOUTS:
+    for layout in DISK_LAYOUTS:
         figures += _layout(layout, plan)
         progress(f"disk: {layout.replace('_', ' ')} is measured")
     return figures
@@ -164,86 +164,101 @@ def _shares(progress: Progress, plan: DiskPlan) -> list[Figure]:
 # ---- layouts
 
 
-class _Layout:
-    """Whole pages as objects of one layout, put and then read in random order.
-
-    `page_first`: a page is one object. `layer_first`: a slice is one, and all pages of a layer lie
-    side by side, so that a page's slices lie far apart.
-    """
-
-    def __init__(self, layout: str, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self.pieces = NUM_SLICES if layout == "layer_first" else 1  # objects of a page
-        self.size = PAGE_BYTES // self.pieces
-        data = _random_page(1, aligned_empty(PAGE_BYTES))
-        self._out = aligned_empty(PAGE_BYTES * BATCH).reshape(-1, self.size)
-        order = random.Random(0).sample(range(num_pages), num_pages)
-        self._batches = [order[first : first + BATCH] for first in range(0, num_pages, BATCH)]
-        self._puts = {
-            (page, piece): _put(f"{page}/{piece}".encode(), data[piece * self.size :][: self.size])
-            for piece in range(self.pieces)
-            for page in range(num_pages)
-        }
-
-    @property
-    def capacity_bytes(self) -> int:
-        """What a file needs for all objects and its table."""
-        need = len(self._puts) * (ALIGN + self.size)
-        return need + need // 16 + (1 << 20)
-
-    def put(self, disk: DiskFile) -> None:
-        """Put every object, in the order of the layout."""
-        puts = list(self._puts.values())
-        for first in range(0, len(puts), BATCH):
-            succeed(disk.put(puts[first : first + BATCH]))
-
-    def read(self, disk: DiskFile) -> None:
-        """Read every page, up to BATCH a call."""
-        for batch in self._batches:
-            names = [(page, piece) for page in batch for piece in range(self.pieces)]
-            gets = [_get(self._puts[name], self._out[row]) for row, name in enumerate(names)]
-            succeed(disk.get(gets))
-
-
 def _layout(layout: str, plan: DiskPlan) -> list[Figure]:
-    """Reads of whole pages in random order: I/Os, and the speed of the ring and of single calls."""
-    objects, figures, rates = _Layout(layout, plan.layout_pages), [], {}
+    """Reads of whole pages in random order and of single layers: I/Os, and how fast they are."""
+    payloads = [_random_page(number, aligned_empty(PAGE_BYTES)) for number in range(BATCH)]
+    puts = [
+        _put(number.to_bytes(32, "little"), payloads[number % BATCH], NUM_SLICES)
+        for number in range(plan.layout_pages)
+    ]
+    need = (ALIGN + PAGE_BYTES) * len(puts)
+    room = need + need // 16 + (1 << 20)
     with (
-        _opened(plan.path, objects.capacity_bytes, WAYS[""]) as ring,
+        _opened(plan.path, room, replace(WAYS[""], layout=layout)) as ring,
         _folder_beside(plan.path) as beside,
-        _opened(beside, objects.capacity_bytes, WAYS["_one_call"]) as single,
+        _opened(beside, room, replace(WAYS["_one_call"], layout=layout)) as single,
     ):
-        disks = {"": ring, "_one_call": single}
-        for disk in disks.values():
-            objects.put(disk)
-        before = ring.counts.num_reads
-        objects.read(ring)
-        per_page = (ring.counts.num_reads - before) / plan.layout_pages
-        runs = {name: partial(objects.read, disk) for name, disk in disks.items()}
-        seconds = in_turns(runs, plan.layout_rounds)
-        for name, disk in disks.items():
-            rates[name] = plan.layout_pages * PAGE_BYTES / median(seconds[name]) / 1e6
-            depth = "up to 32 in flight" if not name else "one system call at a time"
-            figures.append(
-                Figure(
-                    name=f"disk_read_{layout}{name}_mb_s",
-                    value=rates[name],
-                    unit="MB/s",
-                    note=f"{plan.layout_pages} whole pages in random order, {objects.pieces} "
-                    f"pieces of {objects.size:,} bytes each, {disk.way}, {depth}",
-                )
-            )
-    many = f"{objects.pieces} slices of {objects.size:,} bytes apart"
-    what = "one piece" if objects.pieces == 1 else many
+        reads = _Reads(puts)
+        for disk in (ring, single):
+            for first in range(0, len(puts), BATCH):
+                succeed(disk.put(puts[first : first + BATCH]))
+        alone = reads.ios(ring, [[put] for put in puts]) / len(puts)
+        layer = reads.ios(ring, [puts[:BATCH]], layer=NUM_SLICES // 2)
+        seconds = in_turns(
+            {
+                "": partial(reads.pages, ring),
+                "_one_call": partial(reads.pages, single),
+                "_by_layer": partial(reads.layers, ring),
+            },
+            plan.layout_rounds,
+        )
+    rates = {name: len(puts) * PAGE_BYTES / median(each) / 1e6 for name, each in seconds.items()}
+    what = {
+        "": f"whole pages in random order, {BATCH} a call, {ring.way}",
+        "_one_call": f"the same, {single.way}, one system call an I/O",
+        "_by_layer": f"one layer of {BATCH} pages after the other, {ring.way}",
+    }
     return [
-        Figure(name=f"disk_ios_per_page_{layout}", value=per_page, note=f"a page is {what}"),
-        *figures,
+        Figure(
+            name=f"disk_ios_per_page_{layout}",
+            value=alone,
+            note=f"of a whole page alone: {NUM_SLICES} layers, {PAGE_BYTES:,} bytes",
+        ),
+        Figure(
+            name=f"disk_ios_per_layer_{layout}",
+            value=layer,
+            note=f"of one layer of {min(BATCH, len(puts))} neighbouring pages together",
+        ),
+        *(
+            Figure(
+                name=f"disk_read_{layout}{name}_mb_s",
+                value=rate,
+                unit="MB/s",
+                note=f"{len(puts)} pages: {what[name]}",
+            )
+            for name, rate in rates.items()
+        ),
         Figure(
             name=f"disk_ring_gain_{layout}",
             value=rates[""] / rates["_one_call"],
             note="io_uring at depth 32 over one system call at a time",
         ),
     ]
+
+
+class _Reads:
+    """The reads of one set of pages, in batches."""
+
+    def __init__(self, puts: list[Put]) -> None:
+        self._puts = puts
+        self._outs = aligned_empty(PAGE_BYTES * BATCH).reshape(BATCH, NUM_SLICES, -1)
+        order = random.Random(0).sample(puts, len(puts))
+        self._random = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
+
+    def pages(self, disk: DiskFile) -> None:
+        """Every page once, whole."""
+        for batch in self._random:
+            self._read(disk, batch)
+
+    def layers(self, disk: DiskFile) -> None:
+        """Every page once, layer by layer."""
+        for first in range(0, len(self._puts), BATCH):
+            for layer in range(NUM_SLICES):
+                self._read(disk, self._puts[first : first + BATCH], layer)
+
+    def ios(self, disk: DiskFile, batches: list[list[Put]], layer: int | None = None) -> int:
+        """I/Os of some batches."""
+        before = disk.counts.num_reads
+        for batch in batches:
+            self._read(disk, batch, layer)
+        return disk.counts.num_reads - before
+
+    def _read(self, disk: DiskFile, batch: list[Put], layer: int | None = None) -> None:
+        gets = []
+        for put, out in zip(batch, self._outs, strict=False):
+            offset = 0 if layer is None else layer * out.shape[1]
+            gets.append(Get(put.record, offset, (out if layer is None else out[layer]).reshape(-1)))
+        succeed(disk.get(gets))
 
 
 def succeed(done: list[Done]) -> None:

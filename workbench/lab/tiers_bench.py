@@ -11,6 +11,7 @@ from workbench.lab import (
     prestage_bench,
     restart_bench,
 )
+from workbench.lab.cost_model_bench import measure_cost_model
 from workbench.lab.disk_tier_bench import DiskPlan, measure_disk
 from workbench.lab.fault_run import FaultPlan, measure_faults
 from workbench.lab.figures import Figure
@@ -31,10 +32,12 @@ def measure(
     path: str = "",
     trace: Path | None = None,
 ) -> list[Figure]:
-    """Host copies; the disk, with `file_mib` of a file in `path` or a private folder; hits in a new
-    process; transfers under faults; and a Mooncake trace, if given, against its published rates."""
+    """Host copies; the cost of every tier; the disk, with `file_mib` of a file in `path` or a
+    private folder; hits in a new process; transfers under faults; and a Mooncake trace, if given,
+    against its published rates."""
     plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
+    figures += measure_cost_model(progress)
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
     figures += measure_overlap(progress, overlap_bench.QUICK if quick else OverlapPlan())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from workbench.errors import SettingError
 from workbench.settings.declare import Section, setting
 
+DISK_LAYOUTS = ("block_first", "layer_first")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
 SHARED_TIERS = ("off", "store", "valkey")
 WRITES = ("back", "through", "selective")
@@ -33,6 +34,8 @@ class TierSettings(Section, section="tiers"):
     policy: str = setting("lru", change="hot", dim="S", choices=PLACEMENTS, own=True, main=True)
     gate: bool = setting(True, change="hot", dim="S")
     disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
+    disk_layout: str = setting("block_first", change="hot", dim="S", choices=DISK_LAYOUTS)
+    disk_coalesce: bool = setting(True, change="hot", dim="S")
     dram_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )
@@ -78,6 +81,13 @@ class TierSettings(Section, section="tiers"):
             raise SettingError(
                 "tiers.disk_keep = true keeps the disk tier's file, but tiers.disk_path is empty: "
                 "give it a folder that is yours"
+            )
+
+        if self.disk_layout == "layer_first" and self.disk_codec != "none":
+            raise SettingError(
+                "tiers.disk_layout = layer_first puts each layer of a page elsewhere, but "
+                f"tiers.disk_codec = {self.disk_codec} packs a page into one blob: choose "
+                "block_first, or no codec"
             )
 
     @property

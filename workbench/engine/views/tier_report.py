@@ -8,12 +8,21 @@ import numpy as np
 from workbench.cache.keys import key_text
 from workbench.engine.views.overlap_view import overlap_view
 from workbench.errors import SettingError
+from workbench.spatial.hierarchy.cost_probe import SizeCost
 from workbench.spatial.hierarchy.counters import FitStats, TierStats
 from workbench.spatial.hierarchy.faults import FAULTS, inject
+from workbench.spatial.hierarchy.io_thread import MOST_AT_ONCE
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.temporal.scheduling.loads import TierGain
-from workbench.tier_views import BlockMove, CostView, StoreView, TierReport, TiersReport
+from workbench.tier_views import (
+    BlockMove,
+    CostView,
+    SizeCostView,
+    StoreView,
+    TierReport,
+    TiersReport,
+)
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -70,6 +79,11 @@ def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
         num_entries=stats.num_entries,
         load=_cost(stats.fit),
         store=_cost(stats.store_fit),
+        at_once=1 if stats.name == "G2" else MOST_AT_ONCE,
+        num_read_ios=None if stats.ios is None else stats.ios.num_reads,
+        num_write_ios=None if stats.ios is None else stats.ios.num_writes,
+        sizes=[_size(size) for size in stats.probe.sizes],
+        probe_s=stats.probe.seconds,
         hits=stats.num_hits,
         misses=stats.num_misses,
         num_stores=stats.num_stores,
@@ -93,6 +107,15 @@ def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
 def _cost(fit: FitStats) -> CostView:
     return CostView(
         latency_s=fit.latency_s, bytes_per_s=fit.bandwidth_bytes_per_s, samples=fit.num_seen
+    )
+
+
+def _size(size: SizeCost) -> SizeCostView:
+    return SizeCostView(
+        num_bytes=size.num_bytes,
+        load_s=size.load_s,
+        store_s=size.store_s,
+        num_tries=len(size.seconds),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.clock import Clock
+from workbench.spatial.hierarchy.cost_probe import PROBE_BYTES, CostProbe, probe_sizes
 from workbench.spatial.hierarchy.entries import slice_checksums
 
 KEEP = 0.98  # weight an observation keeps per later one: about the last 50 transfers count
@@ -43,12 +44,9 @@ class TransferFit:
         variance = sum_xx / weight - mean_x * mean_x
         if variance > (0.05 * mean_x) ** 2:
             slope = (sum_xy / weight - mean_x * mean_y) / variance
-            latency = mean_y - slope * mean_x
-            if slope > 0 and 0 <= latency <= self._fastest_s:
-                self.latency_s, self.seconds_per_byte = latency, slope
-                return
-            self.latency_s = 0.0 if latency < 0 else self.latency_s
-        self.latency_s = min(self.latency_s, self._fastest_s, 0.9 * mean_y)
+            self.latency_s = max(0.0, mean_y - slope * mean_x)
+        most_s = min(self._fastest_s, 0.9 * sum_xy / sum_x)  # bytes always cost something
+        self.latency_s = min(self.latency_s, most_s)
         self.seconds_per_byte = (sum_xy - self.latency_s * sum_x) / sum_xx  # latency fixed
 
     def predict_s(self, num_bytes: int, num_transfers: int) -> float:
@@ -56,17 +54,27 @@ class TransferFit:
         return num_transfers * self.latency_s + num_bytes * self.seconds_per_byte
 
 
-def probe_memory(clock: Clock, load: TransferFit, store: TransferFit, copy: TransferFit) -> None:
-    """Seed the fits of DRAM with checksums and copies of three sizes (a few milliseconds)."""
-    for num_bytes in (4 * 1024, 64 * 1024, 1024 * 1024):
+def probe_memory(
+    clock: Clock, load: TransferFit, store: TransferFit, copy: TransferFit
+) -> CostProbe:
+    """Seed the fits of DRAM with checksums and copies of several sizes (some milliseconds).
+
+    Up, DRAM verifies and whoever asked copies; down, it does both.
+    """
+
+    def move(num_bytes: int) -> tuple[float, float]:
         source = np.ones(num_bytes, dtype=np.uint8)
-        target = np.zeros(num_bytes, dtype=np.uint8)
-        for _ in range(3):
-            start_s = clock.now_s()
-            slice_checksums(source, 1)
-            checked_s = clock.now_s()
-            target[:] = source
-            end_s = clock.now_s()
-            load.observe(num_bytes, checked_s - start_s)
-            copy.observe(num_bytes, end_s - checked_s)
-            store.observe(num_bytes, end_s - start_s)
+        target = np.ones(num_bytes, dtype=np.uint8)  # touched, so that no page faults later
+        start_s = clock.now_s()
+        slice_checksums(source, 1)
+        checked_s = clock.now_s()
+        target[:] = source
+        end_s = clock.now_s()
+        return end_s - start_s, checked_s - start_s
+
+    probe = probe_sizes(PROBE_BYTES, move, clock)
+    for num_bytes, store_s, load_s in probe.transfers:
+        store.observe(num_bytes, store_s)
+        load.observe(num_bytes, load_s)
+        copy.observe(num_bytes, store_s - load_s)
+    return probe

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.spatial.hierarchy.bandwidth import TransferFit
+from workbench.spatial.hierarchy.cost_probe import CostProbe
+from workbench.spatial.hierarchy.io_counts import IoTotals
 
 FAILED_AFTER = 8  # faults in a row, none of them for want of room, and a tier counts as failed
 
@@ -30,28 +32,30 @@ class TierCounters:
     last_fault: str = ""
     load_fit: TransferFit = field(default_factory=TransferFit)
     store_fit: TransferFit = field(default_factory=TransferFit)
+    probe: CostProbe = field(default_factory=CostProbe)  # from when it was opened
 
-    def stored(self, num_bytes: int, seconds: float) -> None:
-        """Count one finished store and learn from it."""
+    def stored(self, num_bytes: int, seconds: float, learn: bool = True) -> None:
+        """Count one finished store; `learn` from it where nothing else moved with it."""
         self.num_failed = 0
         self.num_stores += 1
         self.stored_bytes += num_bytes
         self.store_s += seconds
-        self.store_fit.observe(num_bytes, seconds)
+        if learn:
+            self.store_fit.observe(num_bytes, seconds)
 
-    def loaded(self, num_bytes: int, seconds: float) -> None:
-        """Count one finished load and learn from it."""
+    def loaded(self, num_bytes: int, seconds: float, learn: bool = True) -> None:
+        """Count one finished load; `learn` from it where nothing else moved with it."""
         self.num_failed = 0
         self.num_loads += 1
         self.loaded_bytes += num_bytes
         self.load_s += seconds
-        self.load_fit.observe(num_bytes, seconds)
+        if learn:
+            self.load_fit.observe(num_bytes, seconds)
 
-    def handed_down(self, num_bytes: int, seconds: float) -> None:
-        """Learn from a page that was read for the tier below; it is no load."""
+    def handed_down(self) -> None:
+        """Count a page that was read for the tier below; it is no load."""
         self.num_failed = 0
         self.num_handed_down += 1
-        self.load_fit.observe(num_bytes, seconds)
 
     def gone(self) -> None:
         """A shared medium evicted a page that was known here: a miss, and no fault."""
@@ -68,6 +72,7 @@ class TierCounters:
     def reopened(self) -> None:
         """The tier's bytes lie somewhere else from now on: nothing is known of that place."""
         self.load_fit, self.store_fit = TransferFit(), TransferFit()
+        self.probe = CostProbe()
         self.num_failed = 0
 
 
@@ -116,6 +121,8 @@ class TierStats:
     kind: str = ""  # of its medium: disk, store, valkey, objects
     num_failed: int = 0  # faults since the last transfer that went well
     last_fault: str = ""
+    probe: CostProbe = CostProbe()
+    ios: IoTotals | None = None  # what the medium was asked for; None where that is not counted
 
     @property
     def failed(self) -> str:
@@ -157,6 +164,7 @@ def tier_stats(
     throttle_mb_s: float,
     place: str = "",
     kind: str = "",
+    ios: IoTotals | None = None,
 ) -> TierStats:
     """Snapshot of one tier from its entry table and counters."""
     return TierStats(
@@ -188,4 +196,6 @@ def tier_stats(
         kind=kind,
         num_failed=counters.num_failed,
         last_fault=counters.last_fault,
+        probe=counters.probe,
+        ios=ios,
     )

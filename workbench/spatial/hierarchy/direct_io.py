@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from workbench.spatial.hierarchy.aligned import ALIGN
+from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.io_errors import fault_reason
 
 DEPTH = 32
@@ -33,33 +34,19 @@ class Piece(NamedTuple):
     owner: int
 
 
-@dataclass(slots=True)
-class IoCounts:
-    """What a file has moved: I/Os handed to the kernel, and their bytes."""
-
-    num_reads: int = 0
-    num_writes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-    @property
-    def num_ios(self) -> int:
-        """Reads and writes."""
-        return self.num_reads + self.num_writes
-
-
 @dataclass(frozen=True)
 class DiskWays:
     """How to move bytes; what the kernel or the file system lacks is left out by itself.
 
     `ring`: io_uring at `depth`, else one system call an I/O. `direct`: past the page cache.
-    `coalesce`: whether pieces that follow each other are gathered.
+    `coalesce`: whether pieces that follow each other are gathered. `layout`: see `disk_layout`.
     """
 
     ring: bool = True
     direct: bool = True
     depth: int = DEPTH
     coalesce: bool = True
+    layout: str = "block_first"
 
 
 class DirectIo:
@@ -72,7 +59,7 @@ class DirectIo:
         ways = ways or DiskWays()
         self.counts = IoCounts()
         self._file = file
-        self._coalesce = ways.coalesce
+        self.coalesce = ways.coalesce
         self._ring = Ring.open(ways.depth) if ways.ring else None
 
     @property
@@ -86,7 +73,7 @@ class DirectIo:
         Pieces may come from a generator: what is gathered of them is moving already while the next
         ones are made.
         """
-        ios = self._count(gather(pieces) if self._coalesce else ([p] for p in pieces), write)
+        ios = self._count(gather(pieces) if self.coalesce else ([p] for p in pieces), write)
         if self._ring is not None:
             partial = self._ring.run(self._file, ios, write)
             if self._ring.broken:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
-from workbench.spatial.hierarchy.direct_io import DirectIo, DiskWays, IoCounts
+from workbench.spatial.hierarchy.direct_io import DirectIo, DiskWays
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
+from workbench.spatial.hierarchy.disk_layout import place
 from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
-from workbench.spatial.hierarchy.disk_record import Placed, max_runs, page_blocks
+from workbench.spatial.hierarchy.disk_record import Placed, page_blocks
 from workbench.spatial.hierarchy.disk_space import (
     SMALLEST_PAGE_BLOCKS,
     DiskSpace,
@@ -28,6 +29,7 @@ from workbench.spatial.hierarchy.disk_space import (
 from workbench.spatial.hierarchy.disk_table import DiskTable
 from workbench.spatial.hierarchy.disk_transfers import DiskTransfers, Write
 from workbench.spatial.hierarchy.extents import Run
+from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.io_errors import fault_reason
 from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
 
@@ -68,6 +70,7 @@ class DiskFile:
         self.place = self._folder.file_path
         self._index: dict[bytes, _Kept] = {}
         self._limbo: list[Run] = []  # of removed pages, until their entries are cleared on the file
+        self.layout = ways.layout
         self._generation = self._clock = 0
         self._closed = False
         try:
@@ -133,7 +136,7 @@ class DiskFile:
                     writes.append((number, placed))
                     yield placed, put.payload
 
-        failed = self._transfers.write(placing())
+        failed = self._transfers.write(placing(), in_order=self.layout == "block_first")
         reason = self._publish([page for row, (_, page) in enumerate(writes) if row not in failed])
         for row, (number, placed) in enumerate(writes):
             if row in failed:
@@ -202,6 +205,10 @@ class DiskFile:
             with contextlib.suppress(OSError):  # what it has grown meanwhile is above no cap
                 self._fit()
             return False
+
+    def arrange(self, layout: str, coalesce: bool) -> None:
+        """Lay new pages so from now on, and gather neighbours' I/Os or not; old pages stay."""
+        self.layout, self._io.coalesce = layout, coalesce
 
     def runs_of(self, key: bytes) -> tuple[Run, ...]:
         """Where a page lies, in blocks of 4096 bytes, its header first; KeyError if it does not."""
@@ -281,8 +288,7 @@ class DiskFile:
         return self._table.grow(self._space.free, target_blocks(self.capacity_bytes))
 
     def _find_room(self, record: PageRecord) -> Placed | None:
-        runs = max_runs(record)
-        found = self._space.free.take(page_blocks(record), runs) if runs > 0 else None
+        found = place(self._space.free, record, self._space.end_blocks, self.layout)
         if found is None:
             return None
         self._generation += 1

@@ -35,18 +35,20 @@ class DiskTransfers:
         self.bounce = Bounce(BOUNCE_BYTES)
         self._io = io
 
-    def write(self, writes: Iterable[Write]) -> dict[int, str]:
+    def write(self, writes: Iterable[Write], *, in_order: bool = True) -> dict[int, str]:
         """Write headers and payloads; returns the fault's word of each number that failed.
 
         `writes` may be a generator: a page is asked for while those before it are on their way. It
-        is not to use the file itself.
+        is not to use the file itself. Not `in_order`: pages' pieces lie between each other, and
+        are sorted before they go.
         """
         failed: dict[int, str] = {}
         rest = enumerate(writes)
         first = next(rest, None)
         while first is not None:
             wave = _Wave(first)
-            failed |= self._io.run(self._page_pieces(wave, rest), write=True)
+            pieces = self._page_pieces(wave, rest)
+            failed |= self._io.run(pieces if in_order else sorted(pieces, key=_place), write=True)
             self.bounce.reset()
             first = wave.next
         return failed
@@ -72,7 +74,10 @@ class DiskTransfers:
         needs = [_bounced_bytes(offset, out) for _, offset, out in reads]
         for wave in self._waves(order, needs):
             copies: list[_Copy] = []
-            failed |= self._io.run(self._range_pieces(reads, wave, copies), write=False)
+            pieces = self._range_pieces(reads, wave, copies)
+            if any(len(reads[at][0].runs) > 1 for at in wave):
+                pieces = iter(sorted(pieces, key=_place))
+            failed |= self._io.run(pieces, write=False)
             for out, source in copies:  # of a failed one too: it is told, and holds nothing of use
                 out[:] = source
             self.bounce.reset()
@@ -130,6 +135,10 @@ class DiskTransfers:
     def _count(self, num_bytes: int) -> None:
         self.bounce.num_copies += 1
         self.bounce.copied_bytes += num_bytes
+
+
+def _place(piece: Piece) -> int:
+    return piece.offset
 
 
 def _bounced_bytes(offset: int, out: np.ndarray) -> int:

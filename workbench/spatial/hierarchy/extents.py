@@ -7,7 +7,7 @@ A page that fits no single run is laid over several, largest first, so that free
 lost to fragmentation: whatever fits by bytes can be placed.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 
 Run = tuple[int, int]  # first block, number of blocks
 
@@ -20,6 +20,7 @@ class Extents:
         self._by_size: list[Run] = []  # (number of blocks, first block), sorted
         self._starts: dict[int, int] = {}  # first block -> number of blocks
         self._ends: dict[int, int] = {}  # block behind a run -> its first block
+        self._places: list[int] = []  # first blocks, sorted
 
     def runs(self) -> list[Run]:
         """Free runs in order of their place."""
@@ -63,11 +64,37 @@ class Extents:
         self.free_blocks -= count
         return chosen
 
+    def take_near(self, count: int, wish: int) -> int | None:
+        """The first block of `count` free ones from block `wish` on, or from the file's begin.
+
+        First fit; None, and nothing taken, where no run is long enough.
+        """
+        if count <= 0 or count > self.largest:
+            return None
+        at = bisect_right(self._places, wish)
+        if at and self._places[at - 1] + self._starts[self._places[at - 1]] >= wish + count:
+            return self._take_inside(self._places[at - 1], wish, count)
+        for start in (*self._places[at:], *self._places[:at]):
+            if self._starts[start] >= count:
+                return self._take_inside(start, start, count)
+        return None
+
+    def _take_inside(self, start: int, first: int, count: int) -> int:
+        """Take blocks from `first` on out of the run that begins at `start`."""
+        length = self._starts[start]
+        self._drop(start, length)
+        if first > start:
+            self._keep(start, first - start)
+        if start + length > first + count:
+            self._keep(first + count, start + length - first - count)
+        self.free_blocks -= count
+        return first
+
     def take_edge(self, count: int, highest: bool) -> Run | None:
         """Up to `count` blocks of the free run that lies highest (from its top) or lowest."""
         if not self._starts:
             return None
-        start = max(self._starts) if highest else min(self._starts)
+        start = self._places[-1 if highest else 0]
         length = self._starts[start]
         taken = min(count, length)
         self._drop(start, length)
@@ -77,11 +104,12 @@ class Extents:
         return (start + length - taken, taken) if highest else (start, taken)
 
     def check(self) -> None:
-        """Raise ValueError if the three indexes disagree, or two runs touch."""
+        """Raise ValueError if the four indexes disagree, or two runs touch."""
         runs = self.runs()
         sized = sorted((length, start) for start, length in runs)
         ends = {start + length: start for start, length in runs}
-        if sized != self._by_size or ends != self._ends:
+        places = [start for start, _ in runs]
+        if sized != self._by_size or ends != self._ends or places != self._places:
             raise ValueError("the indexes of free runs disagree")
         if sum(length for _, length in runs) != self.free_blocks:
             raise ValueError(f"free runs do not add up to {self.free_blocks} blocks")
@@ -115,8 +143,10 @@ class Extents:
         self._starts[start] = count
         self._ends[start + count] = start
         insort(self._by_size, (count, start))
+        insort(self._places, start)
 
     def _drop(self, start: int, count: int) -> None:
         del self._starts[start]
         del self._ends[start + count]
         del self._by_size[bisect_left(self._by_size, (count, start))]
+        del self._places[bisect_left(self._places, start)]

@@ -57,7 +57,9 @@ class Hierarchy:
         self._epochs: dict[str, int] = {}
         self._closed = False
         counters = self.mover.counters[G2]
-        probe_memory(clock, counters.load_fit, counters.store_fit, self.mover.copy_fit)
+        counters.probe = probe_memory(
+            clock, counters.load_fit, counters.store_fit, self.mover.copy_fit
+        )
         try:
             self.configure(settings)
         except BaseException:
@@ -362,5 +364,5 @@ class Hierarchy:
 
     def _stats(self, tier: SlowTier) -> TierStats:
         kind = tier.where.kind if tier.where is not None and tier.on else ""
-        bucket = tier.bucket
-        return tier_stats(tier.name, tier.table, tier.counters, bucket.mb_s, tier.place, kind)
+        mb_s, place = tier.bucket.mb_s, tier.place
+        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, tier.ios)

@@ -21,6 +21,7 @@ _TOGETHER = {GET: (GET,), PROBE: (PROBE,), PUT: (PUT, REMOVE), REMOVE: (PUT, REM
 class Outcome:
     """How one transfer ended: `reason` is empty or names the fault; times in seconds.
 
+    `batch`: bytes and seconds of all that moved together, told once, if nothing of it failed.
     `record`: of the page as it lies on the medium, after a put, and where a probe found it.
     """
 
@@ -29,6 +30,7 @@ class Outcome:
     seconds: float = 0.0
     real_bytes: int = 0
     record: PageRecord | None = None
+    batch: tuple[int, float] = (0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

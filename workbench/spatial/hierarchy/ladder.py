@@ -255,7 +255,7 @@ class Ladder:
             if outcome.reason:
                 mover.fault(tier.name, outcome.reason, victim)
             else:
-                tier.handed_down(victim.page_bytes, outcome.seconds)
+                tier.handed_down()
             tier.table.unpin(victim)
             ready_at_s = tier.bucket.reserve(victim.page_bytes, outcome.start_s)
             mover.held.hold(tier.name, ready_at_s, lambda: finish(outcome))

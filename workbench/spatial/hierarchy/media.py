@@ -60,6 +60,12 @@ def open_medium(name: str, settings: TierSettings, clock: Clock) -> Medium:
         raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None
 
 
+def arrange(medium: Medium, settings: TierSettings) -> None:
+    """Let a disk lay pages as the settings say; the tier's thread only."""
+    if isinstance(medium, DiskFile):
+        medium.arrange(settings.disk_layout, settings.disk_coalesce)
+
+
 def page_budget_bytes(medium: Medium, capacity: int) -> int:
     """Bytes of a cap that pages may take; a file keeps some for its table."""
     return medium.usable_bytes if isinstance(medium, DiskFile) else capacity

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from workbench.cache.codec import CodecFault
 from workbench.cache.keys import PrivateKey
 from workbench.clock import Clock
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
+from workbench.spatial.hierarchy.cost_probe import PROBE_BYTES, CostProbe, probe_sizes
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
 from workbench.spatial.hierarchy.io_thread import GET, PROBE, PUT, REMOVE, Op, Outcome
 from workbench.spatial.hierarchy.medium import Done, Get, Medium, MediumFault, PageRecord, Put
 
-MEASURE_BYTES = (4096, 65536, 1048576) * 2
-MEASURE_S = 0.15
+NO_ROOM = ("over_cap", "full")  # words of media, for what is the end of a probe and no fault
 OTHER_BYTES = ("corrupt", "truncated", "foreign", "other_version")  # than the record has
 
 
@@ -34,12 +35,12 @@ class MediumCalls:
     """Batches of operations on one medium; the tier's thread only.
 
     Generations guard late removals: a page put again under its key outlives the removal of the
-    older one. `measured`: (bytes, seconds to put, seconds to get); `found`: what a scan brought.
+    older one. `measured`: what its probe took; `found`: what a scan brought.
     """
 
     edge: CodecEdge
     clock: Clock
-    measured: list[tuple[int, float, float]] = field(default_factory=list)
+    measured: CostProbe = field(default_factory=CostProbe)
     found: list[tuple[PageRecord, int]] = field(default_factory=list)
     fits: bool = True
     _medium: Medium | None = None
@@ -110,7 +111,7 @@ class MediumCalls:
             if not done.reason:
                 self._live[put.record.key] = pages[at].entry.generation
                 written[at] = put, done
-        return [
+        outcomes = [
             Outcome(reason, start_s, share)
             if reason
             else Outcome("", start_s, share, written[at][1].real_bytes, written[at][0].record)
@@ -118,6 +119,7 @@ class MediumCalls:
                 zip(reasons, self._shares(start_s, pages), strict=True)
             )
         ]
+        return _told(outcomes, pages)
 
     def _encoded(self, page: Page) -> Put:
         if page.plain:
@@ -137,10 +139,11 @@ class MediumCalls:
                 for result, record, page in zip(results, records, pages, strict=True)
             ]
         shares = self._shares(start_s, pages)
-        return [
+        outcomes = [
             Outcome(reason, start_s, share, record=record)
             for (reason, record), share in zip(results, shares, strict=True)
         ]
+        return _told(outcomes, pages)
 
     def get_slice(self, pages: list[Page], number: int) -> list[Outcome]:
         """Read and verify one slice of pages that no codec has packed."""
@@ -213,37 +216,50 @@ class MediumCalls:
         return [total_s * page.entry.page_bytes / total for page in pages]
 
     def measure(self, charge: Callable[[int, int], int], capacity_bytes: int) -> Outcome:
-        """Real puts and gets of three sizes, for what is predicted of the first transfers."""
-        self.measured, begin_s = [], self.clock.now_s()
-        name = f"speed {os.urandom(8).hex()}"
-        for number, size in enumerate(MEASURE_BYTES):
-            if self.clock.now_s() - begin_s > MEASURE_S or charge(size, 1) > capacity_bytes:
-                break
-            outcome = self._measure(PrivateKey(name, 0, 0, number), size)
-            if outcome.reason:
-                return outcome
-        return Outcome()
+        """Real puts and gets of several sizes, for what is predicted of the first transfers.
 
-    def _measure(self, key: PrivateKey, size: int) -> Outcome:
+        A medium without room for a size is asked for no larger one, which is no fault.
+        """
+        name, number, reason = f"speed {os.urandom(8).hex()}", count(), ""
+        fits = [size for size in PROBE_BYTES if charge(size, 1) <= capacity_bytes]
+
+        def move(size: int) -> tuple[float, float] | None:
+            nonlocal reason
+            reason, seconds = self._move(PrivateKey(name, 0, 0, next(number)), size)
+            return seconds
+
+        self.measured = probe_sizes(fits, move, self.clock)
+        return Outcome("" if reason in NO_ROOM else reason)
+
+    def _move(self, key: PrivateKey, size: int) -> tuple[str, tuple[float, float] | None]:
+        """Put, get and remove a page; the reason of a fault, or the seconds to put and to get."""
         buffer = np.ones(size, np.uint8)
         entry = Entry(key, size, 0, slice_checksums(buffer, 1), 0, State.WRITING)
         page = Page(entry, buffer, plain=True)
         put = self.put([page])[0]
         if put.reason or put.record is None:
-            return put
+            return put.reason, None
         page.entry.record = put.record
         got = self.get([page])[0]
         self._remove([(put.record.key, 0)])
-        self.measured.append((size, put.seconds, got.seconds))
-        return replace(got, record=None)
+        return got.reason, None if got.reason else (put.seconds, got.seconds)
 
 
-def _safely(run: Callable[[], Sequence[Done]], count: int) -> list[Done]:
+def _told(outcomes: list[Outcome], pages: Sequence[Page]) -> list[Outcome]:
+    """Outcomes of a batch, whose bytes and seconds the first tells if all went well."""
+    if all(not outcome.reason for outcome in outcomes):
+        num_bytes = sum(page.entry.page_bytes for page in pages)
+        seconds = sum(outcome.seconds for outcome in outcomes)
+        outcomes[0] = replace(outcomes[0], batch=(num_bytes, seconds))
+    return outcomes
+
+
+def _safely(run: Callable[[], Sequence[Done]], num: int) -> list[Done]:
     """What a medium answers; whatever it raises is the reason of each operation."""
     try:
         dones = list(run())
     except MediumFault as error:
-        return [Done(error.reason)] * count
+        return [Done(error.reason)] * num
     except Exception as error:  # a medium's fault is a counted miss, never the end of the thread
-        return [Done(f"internal error: {error!r}")] * count
-    return dones if len(dones) == count else [Done("internal error: answers are missing")] * count
+        return [Done(f"internal error: {error!r}")] * num
+    return dones if len(dones) == num else [Done("internal error: answers are missing")] * num

@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from obstore.exceptions import (
 )
 
 from workbench.clock import Clock, RealClock
+from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.medium import Done, Get, MediumFault, PageRecord, Put, is_private
 from workbench.spatial.hierarchy.object_address import (
     OpenedStore,
@@ -73,6 +75,7 @@ class ObjectStore:
         self.place = self._opened.place
         self._clock = clock or RealClock()
         self._owner = secrets.token_bytes(16)
+        self.counts = IoCounts()  # requests for pages, and the bytes of those
         self._own: set[bytes] = set()  # keys of what this process has put
         self._ledger = ObjectLedger(capacity_bytes)
         self._is_folder = bool(self._opened.folder)
@@ -93,6 +96,8 @@ class ObjectStore:
 
     def put(self, puts: Sequence[Put]) -> list[Done]:
         """Create objects; a whole one of that key, if it is there already, stays."""
+        self.counts.num_writes += len(puts)
+        self.counts.written_bytes += sum(put.payload.nbytes for put in puts)
         return self._map(self._put, puts)
 
     def get(self, gets: Sequence[Get]) -> list[Done]:
@@ -101,6 +106,10 @@ class ObjectStore:
         for index, get in enumerate(gets):
             groups.setdefault(id(get.record), []).append(index)
         done = [Done()] * len(gets)
+        self.counts.num_reads += sum(
+            _num_requests([gets[at] for at in members]) for members in groups.values()
+        )
+        self.counts.read_bytes += sum(get.out.nbytes for get in gets)
 
         def read(indices: list[int]) -> None:
             outcome = Done(self._get([gets[index] for index in indices]))
@@ -316,3 +325,10 @@ class ObjectStore:
             "unreachable": "does not answer",
         }
         return f"object storage {self.place} {words.get(reason, f'cannot be used ({reason})')}"
+
+
+def _num_requests(gets: Sequence[Get]) -> int:
+    """Range requests that reads of one object become: those that lie close together are one."""
+    spans = sorted((get.offset, get.offset + get.out.nbytes) for get in gets)
+    gaps = (begin - end for (_, end), (begin, _) in pairwise(spans))
+    return 1 + sum(gap > COALESCE_BYTES for gap in gaps)

@@ -11,6 +11,7 @@ from workbench.spatial.hierarchy.media import (
     MIB,
     SIZE_OF,
     WHAT,
+    arrange,
     capacity_bytes,
     check_sizes,
     open_medium,
@@ -135,6 +136,7 @@ def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None)
     elif place is not None:
         tier.where = place
         lost += _resize(mover, at, size)
+    tier.adjust(lambda medium: arrange(medium, settings))
     return lost
 
 

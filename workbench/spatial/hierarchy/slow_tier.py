@@ -13,11 +13,14 @@ import numpy as np
 
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.clock import Clock
+from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
 from workbench.spatial.hierarchy.counters import TierCounters
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
+from workbench.spatial.hierarchy.io_counts import IoTotals, totals_of
 from workbench.spatial.hierarchy.io_thread import (
     GET,
+    MOST_AT_ONCE,
     PROBE,
     PUT,
     REMOVE,
@@ -69,6 +72,7 @@ class SlowTier:
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written
         self._next_generation = next_generation
+        self._ios_before: IoTotals | None = None
         self._absent: dict[bytes, float] = {}  # key -> until when the answer holds
         self._asked: set[bytes] = set()
         self._reads, self._writes = Patience(clock), Patience(clock)
@@ -113,9 +117,15 @@ class SlowTier:
         return self.medium.charge_bytes(record) if self.medium is not None else page_bytes
 
     def estimate_s(self, sizes: Sequence[int]) -> float:
-        """Predicted seconds to read pages of these sizes, after what is queued."""
-        now_s = self.clock.now_s()
-        return paced_s(self.counters.load_fit, self.bucket, sizes, self.io.backlog_bytes, now_s)
+        """Predicted seconds to read pages of these sizes, in batches, after what is queued."""
+        fit, queued, now_s = self.counters.load_fit, self.io.backlog_bytes, self.clock.now_s()
+        return paced_s(fit, self.bucket, sizes, queued, now_s, MOST_AT_ONCE)
+
+    @property
+    def ios(self) -> IoTotals | None:
+        """What its medium was asked for since it was measured; None where that is not counted."""
+        now, before = totals_of(self.medium), self._ios_before
+        return None if now is None else now.since(before or IoTotals())
 
     # ---- opening and closing
 
@@ -127,6 +137,7 @@ class SlowTier:
         self.medium, self.where, self.cap_bytes = medium, where, cap_bytes
         self.table.capacity_bytes = page_bytes
         self.counters.reopened()
+        self._ios_before = None
         self._reads.worked()
         self._writes.worked()
         self.calls.open(medium)
@@ -154,6 +165,17 @@ class SlowTier:
             self.io.drain()
             self.edge.forget()
 
+    def adjust(self, change: Callable[[Medium], None]) -> None:
+        """Change something of the medium in the tier's thread, after what is queued."""
+        medium = self.medium
+        if medium is not None:
+
+            def run() -> Outcome:
+                change(medium)
+                return Outcome()
+
+            self.io.submit(run, nothing)
+
     def resize(self, cap_bytes: int) -> bool:
         """Give the medium a new cap, after what is queued; False if it cannot have it."""
         self.io.submit(lambda: self.calls.resize(cap_bytes), nothing)
@@ -168,11 +190,13 @@ class SlowTier:
         """Write an indexed entry's page in the background; `page` stays unchanged until then."""
         key = encode_key(entry.key)
         self._absent.pop(key, None)
-        self.io.queue(Op(PUT, key, Page(entry, page)), then, entry.page_bytes)
+        learn = self._learning(self.counters.store_fit, then)
+        self.io.queue(Op(PUT, key, Page(entry, page)), learn, entry.page_bytes)
 
     def read(self, entry: Entry, page: np.ndarray, then: Callable[[Outcome], None]) -> None:
         """Read and verify an entry's page in the background."""
-        self.io.queue(Op(GET, encode_key(entry.key), Page(entry, page)), then, entry.page_bytes)
+        learn = self._learning(self.counters.load_fit, then)
+        self.io.queue(Op(GET, encode_key(entry.key), Page(entry, page)), learn, entry.page_bytes)
 
     def sliced(self, entry: Entry, num_slices: int) -> bool:
         """Whether an entry's page can be read slice by slice: no codec has packed it."""
@@ -237,17 +261,17 @@ class SlowTier:
     def stored(self, num_bytes: int, seconds: float) -> None:
         """Count a write that went well."""
         self._writes.worked()
-        self.counters.stored(num_bytes, seconds)
+        self.counters.stored(num_bytes, seconds, learn=False)
 
     def loaded(self, num_bytes: int, seconds: float) -> None:
         """Count a read that went well."""
         self._reads.worked()
-        self.counters.loaded(num_bytes, seconds)
+        self.counters.loaded(num_bytes, seconds, learn=False)
 
-    def handed_down(self, num_bytes: int, seconds: float) -> None:
+    def handed_down(self) -> None:
         """Count a read for the tier below."""
         self._reads.worked()
-        self.counters.handed_down(num_bytes, seconds)
+        self.counters.handed_down()
 
     def adopt(self, record: PageRecord, real_bytes: int = 0) -> Entry | None:
         """Index a page that lies on the medium already; None where it cannot be of use."""
@@ -285,6 +309,17 @@ class SlowTier:
 
     # ---- outcomes
 
+    def _learning(
+        self, fit: TransferFit, then: Callable[[Outcome], None]
+    ) -> Callable[[Outcome], None]:
+        """`then`, after the fit has seen the batch as one transfer: its latency counts once."""
+
+        def learned(outcome: Outcome) -> None:
+            fit.observe(*outcome.batch)
+            then(outcome)
+
+        return learned
+
     def _answer(self, key: bytes) -> Callable[[Outcome], None]:
         def answered(outcome: Outcome) -> None:
             if key not in self._asked:  # everything was forgotten meanwhile
@@ -302,7 +337,9 @@ class SlowTier:
     def _measured(self, outcome: Outcome) -> None:
         if outcome.reason:
             self.fault(outcome.reason)
-        for page_bytes, store_s, load_s in self.calls.measured:
+        self.counters.probe = self.calls.measured
+        self._ios_before = totals_of(self.medium)
+        for page_bytes, store_s, load_s in self.calls.measured.transfers:
             self.counters.store_fit.observe(page_bytes, store_s)
             self.counters.load_fit.observe(page_bytes, load_s)
 

@@ -43,11 +43,19 @@ class TokenBucket:
 
 
 def paced_s(
-    fit: TransferFit, bucket: TokenBucket, sizes: Sequence[int], queued_bytes: int, now_s: float
+    fit: TransferFit,
+    bucket: TokenBucket,
+    sizes: Sequence[int],
+    queued_bytes: int,
+    now_s: float,
+    at_once: int = 1,
 ) -> float:
-    """Predicted seconds of so many transfers behind what is queued, as a throttle lets them."""
+    """Predicted seconds of so many transfers behind what is queued, as a throttle lets them.
+
+    `at_once`: how many move together and so have one latency.
+    """
     num_bytes = sum(sizes) + queued_bytes
-    seconds = fit.predict_s(num_bytes, len(sizes))
+    seconds = fit.predict_s(num_bytes, -(-len(sizes) // at_once))
     if bucket.on:
         seconds = max(seconds, bucket.wait_s(now_s) + num_bytes / (bucket.mb_s * 1e6))
     return seconds
