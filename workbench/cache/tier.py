@@ -7,7 +7,7 @@ Nothing is visible before it is written and its checksums are stored; every cros
 A tier that fails is a counted miss: no method below raises for an I/O fault.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -73,8 +73,11 @@ class KVHierarchy(Protocol):
     def submit_load(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
-        With `num_slices` the first slices of all pages come first, then the second ones.
+        With more than one slice nothing is read before `begin_load`.
         """
+
+    def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
+        """Start a job: by slices, into the pages' places in HBM where possible, or as a whole."""
 
     def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
         """Whether all keys lie where they can be loaded by so many slices."""
@@ -82,8 +85,10 @@ class KVHierarchy(Protocol):
     def wait_slices(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
         """Block until so many leading slices of a job's pages are there, or never will be."""
 
-    def slices(self, job_id: int, number: int) -> list[np.ndarray | None]:
-        """One slice of each page of a job, verified just now; None is a counted miss."""
+    def copy_slices(
+        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
+    ) -> bool:
+        """Hand one slice of every page that is not in its place yet to `write(page, bytes)`."""
 
     def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
         """The tier of each page of a job, and when which slices moved so far."""

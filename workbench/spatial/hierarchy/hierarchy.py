@@ -128,9 +128,17 @@ class Hierarchy:
     def submit_load(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
-        With `num_slices` the first slices of all pages come first, then the second ones.
+        With more than one slice nothing is read before `begin_load`.
         """
         return self.jobs.submit(keys, num_slices)
+
+    def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
+        """Start a job: slice by slice, the first slices of all pages first, or else as a whole.
+
+        `into`: each page's place in HBM, where what lies on a disk of ours goes at once; an empty
+        sequence where it goes through DRAM.
+        """
+        self.jobs.begin(job_id, into)
 
     def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
         """Whether all keys lie where they can be loaded by so many slices."""
@@ -150,9 +158,14 @@ class Hierarchy:
                 return False
             self.mover.ladder.wait_done(POLL_S)
 
-    def slices(self, job_id: int, number: int) -> list[np.ndarray | None]:
-        """One slice of each page of a job, verified just now; None is a counted miss."""
-        return self.jobs.slices(job_id, number)
+    def copy_slices(
+        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
+    ) -> bool:
+        """Hand one slice of every page that is not in its place yet to `write(page, bytes)`.
+
+        Each is verified just now. False where one is missing, which is counted.
+        """
+        return self.jobs.copy_slices(job_id, number, write)
 
     def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
         """The tier of each page of a job, and when which slices moved so far."""

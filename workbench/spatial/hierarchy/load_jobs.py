@@ -4,7 +4,7 @@ Pinning before reserving matters: making room for one page of a job must not evi
 same job (the field's write-back faults began there).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from workbench.cache.keys import TierKey
 from workbench.cache.tier import LoadResult, SliceSpan
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.mover import G2, Mover
 from workbench.spatial.hierarchy.page_reads import PageRead, PageReads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
@@ -33,7 +34,8 @@ class _Slot:
     @property
     def staged(self) -> np.ndarray | None:
         """The buffer of a page that found no room in DRAM."""
-        return self.read.buffer if self.read is not None and self.read.twin is None else None
+        read = self.read
+        return read.buffer if read is not None and read.twin is None and not read.direct else None
 
     @property
     def state(self) -> State:
@@ -55,6 +57,7 @@ class _Job:
     start_s: float
     ready_at_s: float  # of what lies in DRAM, as its throttle lets it
     num_slices: int
+    begun: bool = False
     delivered: bool = False
     keys: tuple[TierKey, ...] = ()
     spans: list[SliceSpan] = field(default_factory=list)
@@ -75,27 +78,43 @@ class LoadJobs:
     def submit(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
         """Pin the keys, start reading what lies below DRAM, and return the job's id.
 
-        With `num_slices` the first slices of all pages come first, then the second ones.
+        With more than one slice nothing is read before `begin`.
         """
-        mover = self._mover
-        now_s = mover.clock.now_s()
+        now_s = self._mover.clock.now_s()
         slots = [_Slot(key) for key in keys]
         for slot in reversed(slots):  # last page first, so that a prefix outlives its tail
             self._pin_source(slot)
-        reads = [read for slot in slots if (read := self._destination(slot)) is not None]
-        g2_bytes = sum(slot.entry.page_bytes for slot in slots if slot.tier == G2 and slot.entry)
-        ready_at_s = mover.dram_bucket.reserve(g2_bytes, now_s) if g2_bytes else now_s
-        job = _Job(self._next_id, slots, now_s, ready_at_s, num_slices, keys=tuple(keys))
-        self._reads.start(reads, num_slices, job.spans.append)
+        job = _Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
         self._jobs[job.job_id] = job
         self._next_id += 1
+        if num_slices == 1:
+            self.begin(job.job_id)
         return job.job_id
+
+    def begin(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
+        """Start reading: slice by slice, the first slices of all pages first, or else as a whole.
+
+        `into`: each page's place in HBM, where what lies on a disk of ours goes at once; an empty
+        sequence where it goes through DRAM.
+        """
+        job, mover = self._job(job_id), self._mover
+        job.begun, job.num_slices = True, job.num_slices if into is not None else 1
+        places = [*(into or [None] * len(job.slots))]
+        reads = [
+            read
+            for slot, place in zip(job.slots, places, strict=True)
+            if (read := self._destination(slot, place)) is not None
+        ]
+        pages = [slot.entry.page_bytes for slot in job.slots if slot.tier == G2 and slot.entry]
+        if pages:
+            job.ready_at_s = mover.dram_bucket.reserve(sum(pages), job.start_s)
+        self._reads.start(reads, job.num_slices, job.spans.append)
 
     def deliver(self) -> list[LoadResult]:
         """Results of the jobs whose pages are all there, each page verified just now."""
         results = []
         for job in self._jobs.values():
-            if job.delivered or not self._arrived(job, job.num_slices):
+            if job.delivered or not job.begun or not self._arrived(job, job.num_slices):
                 continue
             job.delivered = True
             results.append(self._result(job))
@@ -105,10 +124,24 @@ class LoadJobs:
         """Whether so many leading slices of every page are there, or never will be."""
         return self._arrived(self._job(job_id), num_slices)
 
-    def slices(self, job_id: int, number: int) -> list[np.ndarray | None]:
-        """One slice of every page, verified just now; None is a counted miss."""
+    def copy_slices(
+        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
+    ) -> bool:
+        """Hand one slice of every page that is not in its place yet to `write(page, bytes)`.
+
+        Each is verified just now. False where one is missing, which is counted; it ends there.
+        """
         job = self._job(job_id)
-        return [self._slice(slot, number, job.num_slices) for slot in job.slots]
+        for page, slot in enumerate(job.slots):
+            if slot.read is not None and slot.read.direct:
+                if slot.state is State.FAILED or not slot.arrived(number + 1):
+                    return False
+                continue
+            piece = self._slice(slot, number, job.num_slices)
+            if piece is None:
+                return False
+            write(page, piece)
+        return True
 
     def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
         """The tier of each page, and when which slices moved so far."""
@@ -125,6 +158,8 @@ class LoadJobs:
                 self._mover.dram.unpin(slot.entry)
             if slot.read is not None:
                 self._reads.leave(slot.read)
+            if job is not None and not job.begun and slot.source is not None and slot.below:
+                slot.below.table.unpin(slot.source)
 
     def finish_all(self) -> None:
         """Release every job."""
@@ -161,11 +196,14 @@ class LoadJobs:
             slot.below.table.pin(slot.source)
             mover.seen(slot.source)
 
-    def _destination(self, slot: _Slot) -> PageRead | None:
+    def _destination(self, slot: _Slot, place: np.ndarray | None) -> PageRead | None:
         """Where a page that lies below DRAM is read to; None where nothing is to be read."""
         mover, source, below = self._mover, slot.source, slot.below
         if source is None or below is None:
             return None
+        if place is not None and below.name == G3:
+            slot.read = PageRead(source, below, None, place, direct=True)
+            return slot.read
         twin = mover.dram.get(slot.key)
         if twin is not None:  # the same key twice in one job: one read serves both
             mover.dram.pin(twin)

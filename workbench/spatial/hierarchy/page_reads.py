@@ -16,6 +16,7 @@ from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.mover import G2, Mover
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
+WAIT_S = 1.0  # between looks at a read that has to end
 OnSpan = Callable[[SliceSpan], None]
 
 
@@ -23,13 +24,16 @@ OnSpan = Callable[[SliceSpan], None]
 class PageRead:
     """One page on its way up: into `twin`, its entry in DRAM, or else a buffer of staging.
 
-    `source` and `twin` are pinned until it has ended. `num_slices`: that have come, verified.
+    With `direct` the buffer is the page's place in HBM. `source` and `twin` are pinned until it has
+    `ended`. `num_slices`: that have come, verified.
     """
 
     source: Entry
     below: SlowTier
     twin: Entry | None
     buffer: np.ndarray
+    direct: bool = False
+    ended: bool = False
     state: State = State.WRITING
     reason: str = ""
     seconds: float = 0.0
@@ -59,8 +63,14 @@ class PageReads:
                 self._slice(batch, number, number + 1 == num_slices, on_span)
 
     def leave(self, read: PageRead) -> None:
-        """Nobody waits for a read any more: a buffer of staging goes back once it has ended."""
-        if read.twin is not None:
+        """Nobody waits for a read any more: a buffer of staging goes back once it has ended.
+
+        Into HBM it has to end now, before its place there is given to somebody else.
+        """
+        while read.direct and not read.ended:
+            read.below.io.wait_done(WAIT_S)
+            read.below.io.drain()
+        if read.twin is not None or read.direct:
             return
         if read.state is State.WRITING:
             read.abandoned = True
@@ -107,6 +117,7 @@ class PageReads:
     def _ended(self, read: PageRead) -> None:
         """The medium is done with a page."""
         mover, source, below = self._mover, read.source, read.below
+        read.ended = True
         if read.reason:
             mover.fault(below.name, read.reason, source)
             below.table.remove(source)
@@ -121,7 +132,7 @@ class PageReads:
         mover, twin = self._mover, read.twin
         read.state = State.FAILED if read.reason else State.READY
         if twin is None:
-            if read.abandoned:
+            if read.abandoned and not read.direct:
                 mover.staging.give(read.buffer)
             return
         twin.state, twin.checksums = read.state, read.source.checksums

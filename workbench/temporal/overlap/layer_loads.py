@@ -95,6 +95,9 @@ class LayerLoads:
         """The request is part of this step; `parts` of the rows that its pages go to."""
         found = self._expected.pop(request.request_id)
         assert found.coming is not None
+        places = [self.store.place(each) for each in parts]
+        direct = [place for place in places if place is not None]
+        self.hierarchy.begin_load(found.coming.job_id, direct if len(direct) == len(parts) else [])
         self._loads.append(LayerLoad(request, found, found.coming, parts))
 
     def arrive(self, layer: int) -> None:
@@ -130,12 +133,11 @@ class LayerLoads:
         load.late = not self.hierarchy.wait_slices(load.pending.job_id, number + 1, self.most_s)
         if load.late:
             return False
-        pieces = self.hierarchy.slices(load.pending.job_id, number)
-        for parts, piece in zip(load.parts, pieces, strict=True):
-            if piece is None:
-                return False
-            self.store.write_pieces(self.slices.places(parts, number), piece)
-        return True
+
+        def write(page: int, piece: np.ndarray) -> None:
+            self.store.write_pieces(self.slices.places(load.parts[page], number), piece)
+
+        return self.hierarchy.copy_slices(load.pending.job_id, number, write)
 
     def _timeline(self, ended_s: float) -> LayerTimeline:
         begun_s = min(load.pending.start_s for load in self._loads)

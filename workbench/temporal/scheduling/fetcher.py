@@ -259,6 +259,7 @@ class Fetcher:
         """A request was not admitted after all: what comes by layers is waited for as a whole."""
         coming = self.layers.give_up(request)
         if coming is not None:
+            self.hierarchy.begin_load(coming.job_id)
             self._pending[coming.job_id] = coming
         return coming is not None
 
