@@ -124,7 +124,7 @@ class PageStore:
             start += spec.page_bytes
 
     def place(self, parts: Sequence[tuple[int, PageSpec]]) -> np.ndarray | None:
-        """Where a row lies, uint8 [bytes] to be written at; None where it is not one run on a CPU."""
+        """Where a row lies, uint8 [bytes] to be written to; None but for one run on a CPU."""
         if self._host is None or len(parts) != 1:
             return None
         ((offset, spec),) = parts

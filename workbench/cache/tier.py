@@ -88,7 +88,7 @@ class KVHierarchy(Protocol):
     def copy_slices(
         self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
     ) -> bool:
-        """Hand one slice of every page that is not in its place yet to `write(page, bytes)`."""
+        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`."""
 
     def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
         """The tier of each page of a job, and when which slices moved so far."""

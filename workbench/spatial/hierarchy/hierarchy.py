@@ -161,9 +161,9 @@ class Hierarchy:
     def copy_slices(
         self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
     ) -> bool:
-        """Hand one slice of every page that is not in its place yet to `write(page, bytes)`.
+        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`.
 
-        Each is verified just now. False where one is missing, which is counted.
+        False where one is missing or damaged, which is counted.
         """
         return self.jobs.copy_slices(job_id, number, write)
 
@@ -277,6 +277,11 @@ class Hierarchy:
         Cached until something changes; `version(tier)` tells whether it did.
         """
         return self._table(tier).rows()
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all tiers together."""
+        return sum(map(len, self._tables()))
 
     def version(self, tier: str) -> int:
         """A counter that moves whenever the tier's entries change."""

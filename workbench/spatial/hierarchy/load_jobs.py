@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import xxhash
 
 from workbench.cache.keys import TierKey
 from workbench.cache.tier import LoadResult, SliceSpan
@@ -17,6 +18,8 @@ from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.mover import G2, Mover
 from workbench.spatial.hierarchy.page_reads import PageRead, PageReads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+
+_Source = tuple[np.ndarray, memoryview, tuple[int, ...]]  # a page twice, and its checksums
 
 
 @dataclass(eq=False, slots=True)
@@ -29,7 +32,6 @@ class _Slot:
     source: Entry | None = None  # in a slow tier, pinned until its read has ended
     below: SlowTier | None = None  # which
     read: PageRead | None = None
-    verify_s: float = 0.0
 
     @property
     def staged(self) -> np.ndarray | None:
@@ -44,10 +46,26 @@ class _Slot:
             return self.entry.state
         return self.read.state if self.read is not None else State.FAILED
 
+    @property
+    def failed(self) -> bool:
+        """Whether the page will not be there as a whole."""
+        return self.read.reason != "" if self.read is not None else self.state is State.FAILED
+
+    def source_of_slices(self, num_slices: int) -> _Source | None:
+        """Where slices are read from, or None where the page is missing or cut otherwise."""
+        buffer = self.entry.buffer if self.entry is not None else None
+        checksums = self.entry.checksums if self.entry is not None else ()
+        if self.read is not None:
+            buffer, checksums = self.read.buffer, self.read.source.checksums
+        if buffer is None or len(checksums) != num_slices:
+            return None
+        return buffer, memoryview(buffer), checksums  # type: ignore[arg-type]
+
     def arrived(self, num_slices: int) -> bool:
         """Whether so many leading slices are there, or never will be."""
-        come = self.read.num_slices if self.read is not None else 0
-        return self.state is not State.WRITING or come >= num_slices
+        if self.state is not State.WRITING:
+            return True
+        return self.read is not None and self.read.arrived(num_slices)
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +79,8 @@ class _Job:
     delivered: bool = False
     keys: tuple[TierKey, ...] = ()
     spans: list[SliceSpan] = field(default_factory=list)
+    sources: list[_Source | None] = field(default_factory=list)  # of its slices
+    verify_s: float = 0.0
 
 
 class LoadJobs:
@@ -99,7 +119,7 @@ class LoadJobs:
         """
         job, mover = self._job(job_id), self._mover
         job.begun, job.num_slices = True, job.num_slices if into is not None else 1
-        places = [*(into or [None] * len(job.slots))]
+        places: list[np.ndarray | None] = [*(into or ())] or [None] * len(job.slots)
         reads = [
             read
             for slot, place in zip(job.slots, places, strict=True)
@@ -127,21 +147,41 @@ class LoadJobs:
     def copy_slices(
         self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
     ) -> bool:
-        """Hand one slice of every page that is not in its place yet to `write(page, bytes)`.
+        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`.
 
-        Each is verified just now. False where one is missing, which is counted; it ends there.
+        False where one is missing or damaged, which is counted; it ends there.
         """
-        job = self._job(job_id)
-        for page, slot in enumerate(job.slots):
-            if slot.read is not None and slot.read.direct:
-                if slot.state is State.FAILED or not slot.arrived(number + 1):
-                    return False
-                continue
-            piece = self._slice(slot, number, job.num_slices)
-            if piece is None:
+        job, mover = self._job(job_id), self._mover
+        start_s, digest = mover.clock.now_s(), xxhash.xxh3_64_intdigest
+        job.sources = job.sources or [slot.source_of_slices(job.num_slices) for slot in job.slots]
+        for page, (slot, source) in enumerate(zip(job.slots, job.sources, strict=True)):
+            if source is None or slot.failed:
                 return False
-            write(page, piece)
+            buffer, view, checksums = source
+            size = len(view) // job.num_slices
+            begin, end = number * size, (number + 1) * size
+            if digest(view[begin:end]) != checksums[number]:
+                self._spoiled(slot)
+                return False
+            if slot.read is None or not slot.read.direct:
+                write(page, buffer[begin:end])
+        job.verify_s += mover.clock.now_s() - start_s
+        if number == job.num_slices - 1:
+            self._count_hits(job)
         return True
+
+    def _count_hits(self, job: _Job) -> None:
+        """What lay in DRAM has been loaded, each page for its share of the time."""
+        hits = [slot.entry for slot in job.slots if slot.tier == G2 and slot.entry is not None]
+        for entry in hits:
+            self._mover.counters[G2].loaded(entry.page_bytes, job.verify_s / len(job.slots))
+
+    def _spoiled(self, slot: _Slot) -> None:
+        """A slice that has arrived is not what was stored."""
+        if slot.read is not None:
+            self._reads.spoiled(slot.read)
+        elif slot.entry is not None:
+            self._corrupt(slot.entry)
 
     def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
         """The tier of each page, and when which slices moved so far."""
@@ -259,24 +299,6 @@ class LoadJobs:
         if slot.tier == G2:
             mover.counters[G2].loaded(entry.page_bytes, mover.clock.now_s() - start_s)
         return entry.buffer
-
-    def _slice(self, slot: _Slot, number: int, num_slices: int) -> np.ndarray | None:
-        mover, entry = self._mover, slot.entry
-        holder = entry if entry is not None else slot.read.source if slot.read else None
-        buffer = entry.buffer if entry is not None else slot.staged
-        missing = slot.state is State.FAILED or not slot.arrived(number + 1)
-        if holder is None or buffer is None or missing or len(holder.checksums) != num_slices:
-            return None
-        start_s, size = mover.clock.now_s(), buffer.nbytes // num_slices
-        view = buffer[number * size : (number + 1) * size]
-        if slice_checksums(view, 1)[0] != holder.checksums[number]:
-            if entry is not None:
-                self._corrupt(entry)
-            return None
-        slot.verify_s += mover.clock.now_s() - start_s
-        if slot.tier == G2 and number == num_slices - 1:
-            mover.counters[G2].loaded(buffer.nbytes, slot.verify_s)
-        return view
 
     def _corrupt(self, entry: Entry) -> None:
         self._mover.fault(G2, "corrupt", entry)

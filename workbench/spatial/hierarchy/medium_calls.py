@@ -145,24 +145,6 @@ class MediumCalls:
         ]
         return _told(outcomes, pages)
 
-    def get_slice(self, pages: list[Page], number: int) -> list[Outcome]:
-        """Read and verify one slice of pages that no codec has packed."""
-        start_s = self.clock.now_s()
-        records = [page.entry.record or self.edge.record(page.entry) for page in pages]
-        gets = []
-        for record, page in zip(records, pages, strict=True):
-            size = record.page_bytes // len(record.checksums)
-            out = page.buffer[number * size : (number + 1) * size]
-            gets.append(Get(record, number * size, out))
-        dones = _safely(lambda: self.medium.get(gets), len(gets))
-        reasons = [
-            done.reason
-            or ("" if slice_checksums(get.out, 1)[0] == get.record.checksums[number] else "corrupt")
-            for done, get in zip(dones, gets, strict=True)
-        ]
-        starts, shares = [start_s] * len(pages), self._shares(start_s, pages)
-        return [Outcome(*each) for each in zip(reasons, starts, shares, strict=True)]
-
     def _read(
         self, records: list[PageRecord], buffers: list[np.ndarray]
     ) -> list[tuple[str, PageRecord | None]]:

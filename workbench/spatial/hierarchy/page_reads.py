@@ -14,6 +14,7 @@ from workbench.cache.tier import SliceSpan
 from workbench.spatial.hierarchy.entries import Entry, State
 from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.slice_batch import SliceOutcome
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
 WAIT_S = 1.0  # between looks at a read that has to end
@@ -25,7 +26,7 @@ class PageRead:
     """One page on its way up: into `twin`, its entry in DRAM, or else a buffer of staging.
 
     With `direct` the buffer is the page's place in HBM. `source` and `twin` are pinned until it has
-    `ended`. `num_slices`: that have come, verified.
+    `ended`.
     """
 
     source: Entry
@@ -37,8 +38,22 @@ class PageRead:
     state: State = State.WRITING
     reason: str = ""
     seconds: float = 0.0
-    num_slices: int = 0
+    progress: "Progress | None" = None  # where it comes by slices
     abandoned: bool = False
+
+    def arrived(self, num_slices: int) -> bool:
+        """Whether so many leading slices are there, or never will be."""
+        if self.state is not State.WRITING or self.reason:
+            return True
+        return self.progress is not None and self.progress.num_slices >= num_slices
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far pages that come by slices together have come."""
+
+    num_slices: int = 0
+    seconds: float = 0.0
 
 
 class PageReads:
@@ -59,8 +74,7 @@ class PageReads:
             else:
                 self._whole(read)
         for batch in by_tier.values():
-            for number in range(num_slices):
-                self._slice(batch, number, number + 1 == num_slices, on_span)
+            self._slices(batch, num_slices, on_span)
 
     def leave(self, read: PageRead) -> None:
         """Nobody waits for a read any more: a buffer of staging goes back once it has ended.
@@ -77,6 +91,15 @@ class PageReads:
         else:
             self._mover.staging.give(read.buffer)
 
+    def spoiled(self, read: PageRead) -> None:
+        """A slice of it is not what was stored: its page is gone from its tier, and from DRAM."""
+        read.reason = read.reason or "corrupt"
+        if read.ended:
+            self._mover.fault(read.below.name, read.reason, read.source)
+            read.below.table.remove(read.source)
+        if read.twin is not None and not read.twin.removed:
+            self._mover.dram.remove(read.twin)
+
     def _whole(self, read: PageRead) -> None:
         def then(outcome: Outcome) -> None:
             if outcome.record is not None:  # as another engine put it
@@ -89,30 +112,32 @@ class PageReads:
 
         read.below.read(read.source, read.buffer, then)
 
-    def _slice(self, batch: list[PageRead], number: int, last: bool, on_span: OnSpan) -> None:
-        below = batch[0].below
+    def _slices(self, batch: list[PageRead], num_slices: int, on_span: OnSpan) -> None:
+        below, progress = batch[0].below, Progress()
+        for read in batch:
+            read.progress = progress
+        num_bytes = sum(read.source.page_bytes for read in batch) // num_slices
 
         def arrive() -> None:
-            for read in batch:
-                read.num_slices += not read.reason
-                if last:
+            progress.num_slices += 1
+            if progress.num_slices == num_slices:
+                for read in batch:
                     self._landed(read)
 
-        def then(outcomes: list[Outcome]) -> None:
-            num_bytes = 0
-            for read, outcome in zip(batch, outcomes, strict=True):
-                read.reason = read.reason or outcome.reason
-                read.seconds += outcome.seconds
-                num_bytes += read.source.page_bytes // len(read.source.checksums)
-                if last:
+        def then(number: int, outcome: SliceOutcome) -> None:
+            for at, reason in outcome.failed.items():
+                batch[at].reason = batch[at].reason or reason
+            progress.seconds += outcome.seconds
+            if number + 1 == num_slices:
+                for read in batch:
+                    read.seconds = progress.seconds / len(batch)
                     self._ended(read)
-            start_s = outcomes[0].start_s
-            end_s = start_s + sum(outcome.seconds for outcome in outcomes)
+            start_s, end_s = outcome.start_s, outcome.start_s + outcome.seconds
             ready_at_s = below.bucket.reserve(num_bytes, start_s)
             on_span(SliceSpan(below.name, number, start_s, max(end_s, ready_at_s)))
             self._mover.held.hold(below.name, ready_at_s, arrive)
 
-        below.read_slice([(read.source, read.buffer) for read in batch], number, then)
+        below.read_slices([(read.source, read.buffer) for read in batch], num_slices, then)
 
     def _ended(self, read: PageRead) -> None:
         """The medium is done with a page."""

@@ -33,6 +33,7 @@ from workbench.spatial.hierarchy.medium import Medium, PageRecord, encode_key, i
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
 from workbench.spatial.hierarchy.patience import Patience
 from workbench.spatial.hierarchy.pins import Pins
+from workbench.spatial.hierarchy.slice_batch import SliceBatch, SliceOutcome
 from workbench.spatial.hierarchy.throttle import TokenBucket, paced_s
 
 KNOWN_FOR_S = 5.0  # how long a shared medium's "not here" holds (SGLang's file backend: TTL 5 s)
@@ -203,21 +204,31 @@ class SlowTier:
         plain = not entry.record.codec if entry.record is not None else self.edge.codec is None
         return plain and len(entry.checksums) == num_slices
 
-    def read_slice(
+    def read_slices(
         self,
-        pages: Sequence[tuple[Entry, np.ndarray]],
-        number: int,
-        then: Callable[[list[Outcome]], None],
+        pages: list[tuple[Entry, np.ndarray]],
+        num_slices: int,
+        then: Callable[[int, SliceOutcome], None],
     ) -> None:
-        """Read and verify one slice of several pages in the background, together."""
-        found: list[Outcome] = []
+        """Read pages in the background, one slice of all after another; nothing is verified."""
+        batch = SliceBatch(pages, self.edge, self.clock)
+        for number in range(num_slices):
+            self._read_slice(batch, number, then)
+
+    def _read_slice(
+        self, batch: SliceBatch, number: int, then: Callable[[int, SliceOutcome], None]
+    ) -> None:
+        found: list[SliceOutcome] = []
 
         def run() -> Outcome:
-            found.extend(self.calls.get_slice([Page(*page) for page in pages], number))
+            found.append(batch.read(self.calls.medium, number))
             return Outcome()
 
-        num_bytes = sum(entry.page_bytes // len(entry.checksums) for entry, _ in pages)
-        self.io.submit(run, lambda outcome: then(found or [outcome] * len(pages)), num_bytes)
+        def ended(outcome: Outcome) -> None:  # without a result where the medium went away
+            lost = SliceOutcome(dict.fromkeys(range(len(batch.pages)), outcome.reason))
+            then(number, found[0] if found else lost)
+
+        self.io.submit(run, ended, len(batch.pages) * batch.slice_bytes)
 
     def leave(self, entry: Entry) -> None:
         """Delete a page right after the read that was queued before; its room is free for others.

@@ -326,6 +326,7 @@ class Fetcher:
                     self._no_fetch.add(load.request.request_id)
                 continue
             self._count_used(load.tiers)
+            self.manager.publish(load.request, load.request.num_computed_tokens)
             tiers = dict(zip(load.found.keys, load.tiers, strict=True))
             self.on_load(load.request, tiers, load.wait_s)
         return failed
