@@ -9,6 +9,10 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 import streamlit as st  # noqa: E402
+from streamlit.delta_generator_singletons import (  # noqa: E402
+    context_dg_stack,
+    get_default_dg_stack_value,
+)
 
 from app.panels.page import tab_state  # noqa: E402
 from app.text import load_texts  # noqa: E402
@@ -19,6 +23,10 @@ from app.views.tiers import show_tiers  # noqa: E402
 
 def main() -> None:
     """Set the page up and run it."""
+    # A run that follows a fragment's in the same thread would go on inside the fragment's
+    # container, and the next one at a path the browser does not have, which leaves it a white page:
+    # Streamlit 1.67 resets the stack only after a run that was interrupted.
+    context_dg_stack.set(get_default_dg_stack_value())
     state = tab_state()
     state.language = st.query_params.get("lang", state.language)
     texts = load_texts(state.language)

@@ -20,8 +20,9 @@ from workbench.settings.tiers import (
     LOADS,
     PLACEMENTS,
     PREFETCHES,
+    RETRIEVALS,
     WRITES,
-)  # fmt: skip
+)
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -75,6 +76,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.prefetch": PREFETCHES,
     "tiers.prestage": (False, True),
     "tiers.load": LOADS,
+    "tiers.retrieval": RETRIEVALS,
+    "tiers.retrieval_share": (0.5, 0.9),
     "retention.policy": ("none", "sink+window", "attention-mass"),
     "retention.budget_tokens": (16, 64),
     "retention.sink_tokens": (0, 4),
@@ -133,7 +136,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 58
+NUM_ROWS = 57
 
 
 def accepts(row: Row) -> bool:

@@ -123,6 +123,10 @@ def test_a_report_survives_json(model):
         ({"cache.k_format": "int5"}, "cache.k_format = 'int5' is not allowed"),
         ({"model.weight_format": "fp32"}, "model.weight_format changes the weights"),
         ({"scheduling.chunk_tokens": 1}, "scheduling.chunk_tokens is the quality lab's own"),
+        (
+            {"retention.policy": "snapkv", "retention.window_tokens": 256},
+            "retention.window_tokens = 256 covers the whole context of 256 tokens: choose a",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_runs(model, changes: dict, sentence: str):

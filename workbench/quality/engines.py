@@ -89,14 +89,22 @@ def lab_engine(model: LoadedModel, changes: Changes, num_tokens: int) -> Iterato
         engine.close()
 
 
-def observed_tail(model: LoadedModel, changes: Changes, context_chunk: int) -> int | None:
+def observed_tail(model: LoadedModel, changes: Changes, plan: QualityPlan) -> int | None:
     """Last tokens of the context that a setting's policy wants in a step of their own.
 
-    Builds the engine once, so that what cannot be is refused before anything runs.
+    Builds the engine once, so that what cannot be is refused before anything runs; SettingError for
+    a window that the context does not exceed, because such a policy would have nothing to choose.
     """
-    with lab_engine(model, {**changes}, 2 * context_chunk) as engine:
-        engine.apply({"scheduling.chunk_tokens": context_chunk})
-        return engine.retainer.tail_tokens()
+    with lab_engine(model, {**changes}, 2 * plan.context_chunk) as engine:
+        engine.apply({"scheduling.chunk_tokens": plan.context_chunk})
+        tail = engine.retainer.tail_tokens()
+        window = engine.retainer.policy.tail_queries(engine.config.retention)
+    if window >= plan.context:
+        raise SettingError(
+            f"retention.window_tokens = {window} covers the whole context of {plan.context} "
+            "tokens: choose a smaller window, or a longer context"
+        )
+    return tail
 
 
 def schedule(window: Window, plan: QualityPlan, tail: int | None) -> list[int]:

@@ -100,7 +100,7 @@ def run_kept(
         log_ours = log_softmax(logits, -1)
         parts.append(score_rows(log_full, log_ours, tokens[positions + 1], positions, every))
 
-    tail = observed_tail(model, changes, plan.context_chunk)
+    tail = observed_tail(model, changes, plan)
     with lab_engine(model, changes, len(tokens)) as engine:
         run_window(engine, window, schedule(window, plan, tail), look)
     return KeptRun(join(parts), kept[0])

@@ -56,7 +56,7 @@ def probe(model: LoadedModel, setting: Setting, plan: QualityPlan) -> Probes:
     check_changes(setting.changes)
     window = text_windows(model.tokenizer, plan)[0]
     size = len(window.token_ids)
-    steps = schedule(window, plan, observed_tail(model, setting.changes, plan.context_chunk))
+    steps = schedule(window, plan, observed_tail(model, setting.changes, plan))
     twin = _Twin(model, size, window.score_from)
     noise: list[tuple[np.ndarray, np.ndarray]] = []
 

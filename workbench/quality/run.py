@@ -121,7 +121,7 @@ def report_of(
 def make_contender(model: LoadedModel, setting: Setting, plan: QualityPlan) -> Contender:
     """What runs a setting: its engines, its observed tail, and what changes after the context."""
     first, then = split_changes(model, setting.changes, exact_prefill=plan.exact_prefill)
-    tail = observed_tail(model, setting.changes, plan.context_chunk)
+    tail = observed_tail(model, setting.changes, plan)
     return Contender(setting.name, lambda size: lab_engine(model, first, size), tail, then)
 
 

@@ -4,6 +4,10 @@ bf16 numbers of similar size share sign and exponent, which lie in their high by
 mantissas, which look random, those compress well. One plane leaves bytes as they are (int8, int4).
 
     page    a0 a1 b0 b1 c0 c1 ...          two planes   a0 b0 c0 ... | a1 b1 c1 ...
+
+The shuffle stays on the CPU where pages come from a GPU too, although `kvkernels.triton_planes` has
+it: it is a twentieth of the time of an encode. Pages that lay in planes from the GPU on would have
+no layers that can be read and verified on their own; in planes by layer zstd finds less to save.
 """
 
 import numpy as np

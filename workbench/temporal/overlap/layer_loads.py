@@ -75,7 +75,8 @@ class LayerLoads:
 
     def takes(self, keys: Sequence[TierKey]) -> bool:
         """Whether these keys can come by layers, and shall."""
-        return self.on and self.hierarchy.comes_in_slices(keys, self.num_slices)
+        several = self.on and self.num_slices > 1
+        return several and self.hierarchy.comes_in_slices(keys, self.num_slices)
 
     def expect(self, found: Found) -> None:
         """A load has begun; its request is admitted next, or given up."""
