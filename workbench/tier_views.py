@@ -81,6 +81,16 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     expired: int
 
 
+class PlacementView(msgspec.Struct, frozen=True, kw_only=True):
+    """By which policy blocks leave tiers, how often it failed, and pages left out or late."""
+
+    policy: str
+    num_faults: int
+    retrieval: str
+    num_left_out: int
+    num_late: int  # of those, written into their tables later
+
+
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     """All tiers below HBM, and what a fetch is weighed against.
 
@@ -99,6 +109,7 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_failed_pages: int
     damages: list[str]
     store: StoreView | None = None
+    placement: PlacementView | None = None
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

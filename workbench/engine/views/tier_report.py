@@ -17,6 +17,7 @@ from workbench.temporal.scheduling.loads import TierGain
 from workbench.tier_views import (
     BlockMove,
     CostView,
+    PlacementView,
     SizeCostView,
     StoreView,
     TierReport,
@@ -50,6 +51,13 @@ def tiers_report(engine: "Engine") -> TiersReport:
         num_failed_pages=counters.num_failed_pages,
         damages=list(FAULTS),
         store=_store(engine.hierarchy.shared_usage()),
+        placement=PlacementView(
+            policy=engine.config.tiers.policy,
+            num_faults=engine.hierarchy.mover.placer.num_faults,
+            retrieval=engine.config.tiers.retrieval,
+            num_left_out=counters.num_left_out_pages,
+            num_late=counters.num_late_pages,
+        ),
     )
 
 

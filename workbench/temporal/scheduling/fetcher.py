@@ -54,7 +54,7 @@ class Fetcher:
         self.prestage = Prestage(self.hierarchy, self.manager)
         self.lineages = Lineages(self.manager, self.hierarchy)
         self.retrieval = Retrieval(
-            self.manager, self.store, self.hierarchy, self.counters, self.now_s
+            self.manager, self.store, self.hierarchy, self.counters, self.now_s, self.on_load
         )
 
     # ---- down
