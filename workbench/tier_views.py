@@ -108,6 +108,16 @@ class OverlapView(msgspec.Struct, frozen=True, kw_only=True):
     hidden: float
 
 
+class PlacementView(msgspec.Struct, frozen=True, kw_only=True):
+    """By which policy blocks leave tiers, how often it failed, and pages left out or late."""
+
+    policy: str
+    num_faults: int
+    retrieval: str
+    num_left_out: int
+    num_late: int  # of those, written into their tables later
+
+
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     """All tiers below HBM, and what a fetch is weighed against.
 
@@ -127,6 +137,7 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     damages: list[str]
     overlap: OverlapView | None = None
     store: StoreView | None = None
+    placement: PlacementView | None = None
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,16 @@ def test_a_load_by_layers_tells_what_hid_behind_computing(monkeypatch: pytest.Mo
     runner.engine.close()
 
 
+def test_policy_and_what_was_left_out_are_told() -> None:
+    skip = {"tiers.dram_mib": 0.0, "tiers.retrieval": "late", "tiers.retrieval_share": 0.5,
+            "retention.sink_tokens": 4, "retention.window_tokens": 8}  # fmt: skip
+    runner = evicted_and_asked_again({"tiers.policy": "importance"} | skip)
+    told = tiers_report(runner.engine).placement
+    assert told is not None and (told.policy, told.retrieval) == ("importance", "late")
+    assert told.num_faults == 0 and told.num_left_out > 0 and told.num_late <= told.num_left_out
+    runner.engine.close()
+
+
 def test_a_fetch_that_nobody_used_is_worth_nothing() -> None:
     runner = Runner(build(TIERS))
     for seed in (1, 2):

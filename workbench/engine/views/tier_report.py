@@ -18,6 +18,7 @@ from workbench.temporal.scheduling.loads import TierGain
 from workbench.tier_views import (
     BlockMove,
     CostView,
+    PlacementView,
     SizeCostView,
     StoreView,
     TierReport,
@@ -52,6 +53,13 @@ def tiers_report(engine: "Engine") -> TiersReport:
         damages=list(FAULTS),
         overlap=overlap_view(engine.fetcher.layers.last),
         store=_store(engine.hierarchy.shared_usage()),
+        placement=PlacementView(
+            policy=engine.config.tiers.policy,
+            num_faults=engine.hierarchy.mover.placer.num_faults,
+            retrieval=engine.config.tiers.retrieval,
+            num_left_out=counters.num_left_out_pages,
+            num_late=counters.num_late_pages,
+        ),
     )
 
 

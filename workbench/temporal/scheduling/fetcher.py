@@ -57,7 +57,7 @@ class Fetcher:
         self.lineages = Lineages(self.manager, self.hierarchy)
         self.layers = LayerLoads(self.store, self.hierarchy, self.slices, self.now_s)
         self.retrieval = Retrieval(
-            self.manager, self.store, self.hierarchy, self.counters, self.now_s
+            self.manager, self.store, self.hierarchy, self.counters, self.now_s, self.on_load
         )
 
     # ---- down
