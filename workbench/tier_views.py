@@ -84,6 +84,43 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     expired: int
 
 
+class SpanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of one step in ms from its first transfer on, over the layers `first` to `last`.
+
+    `row`: the tier that loaded, `wait` where the step stood still, `compute` where it did not.
+    """
+
+    row: str
+    first: int
+    last: int
+    start_ms: float
+    end_ms: float
+
+
+class OverlapView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest step that loaded by layers: what moved, what waited, what was computed.
+
+    `hidden`: the share of the transfers' time in which the step did not wait for them.
+    """
+
+    request_ids: list[str]
+    spans: list[SpanView]
+    transfer_ms: float
+    wait_ms: float
+    compute_ms: float
+    hidden: float
+
+
+class PlacementView(msgspec.Struct, frozen=True, kw_only=True):
+    """By which policy blocks leave tiers, how often it failed, and pages left out or late."""
+
+    policy: str
+    num_faults: int
+    retrieval: str
+    num_left_out: int
+    num_late: int  # of those, written into their tables later
+
+
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     """All tiers below HBM, and what a fetch is weighed against.
 
@@ -101,7 +138,9 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int
     num_failed_pages: int
     damages: list[str]
+    overlap: OverlapView | None = None
     store: StoreView | None = None
+    placement: PlacementView | None = None
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from workbench.settings.tiers import (
     ADMISSIONS,
     DISK_LAYOUTS,
     INCLUSIONS,
+    LOADS,
     PLACEMENTS,
     PREFETCHES,
     RETRIEVALS,
@@ -74,6 +75,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.evict_ratio": (0.05, 0.3),
     "tiers.prefetch": PREFETCHES,
     "tiers.prestage": (False, True),
+    "tiers.load": LOADS,
     "tiers.retrieval": RETRIEVALS,
     "tiers.retrieval_share": (0.5, 0.9),
     "retention.policy": ("none", "sink+window", "attention-mass"),
@@ -134,7 +136,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 60
+NUM_ROWS = 57
 
 
 def accepts(row: Row) -> bool:

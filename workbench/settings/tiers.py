@@ -13,6 +13,7 @@ WRITES = ("back", "through", "selective")
 RETRIEVALS = ("all", "late", "skip")  # of pages with little attention mass
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
+LOADS = ("whole", "layerwise")
 PLACEMENTS = ("lru", "cost", "importance")  # and what an engine's registry has besides
 ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
@@ -67,6 +68,7 @@ class TierSettings(Section, section="tiers"):
         0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )
 
+    load: str = setting("whole", change="hot", dim="T", choices=LOADS)
     prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
     retrieval: str = setting("all", change="hot", dim="S", choices=RETRIEVALS)

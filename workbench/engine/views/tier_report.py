@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.cache.keys import key_text
+from workbench.engine.views.overlap_view import overlap_view
 from workbench.errors import SettingError
 from workbench.spatial.hierarchy.cost_probe import SizeCost
 from workbench.spatial.hierarchy.counters import FitStats, TierStats
@@ -17,6 +18,7 @@ from workbench.temporal.scheduling.loads import TierGain
 from workbench.tier_views import (
     BlockMove,
     CostView,
+    PlacementView,
     SizeCostView,
     StoreView,
     TierReport,
@@ -53,7 +55,15 @@ def tiers_report(engine: "Engine") -> TiersReport:
         num_late=counters.num_late_loads,
         num_failed_pages=counters.num_failed_pages,
         damages=list(FAULTS),
+        overlap=overlap_view(engine.fetcher.layers.last),
         store=_store(engine.hierarchy.shared_usage()),
+        placement=PlacementView(
+            policy=engine.config.tiers.policy,
+            num_faults=engine.hierarchy.mover.placer.num_faults,
+            retrieval=engine.config.tiers.retrieval,
+            num_left_out=counters.num_left_out_pages,
+            num_late=counters.num_late_pages,
+        ),
     )
 
 

@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
 from workbench.spatial.hierarchy.direct_io import DiskWays, FileIo
@@ -19,6 +21,7 @@ from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_layout import place
 from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
 from workbench.spatial.hierarchy.disk_record import Placed, page_blocks
+from workbench.spatial.hierarchy.disk_slices import DiskSlices
 from workbench.spatial.hierarchy.disk_space import (
     SMALLEST_PAGE_BLOCKS,
     DiskSpace,
@@ -32,7 +35,14 @@ from workbench.spatial.hierarchy.disk_transports import SwitchedIo, open_io
 from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.io_errors import fault_reason
-from workbench.spatial.hierarchy.medium import Done, Get, MediumFault, PageRecord, Put
+from workbench.spatial.hierarchy.medium import (
+    Done,
+    Get,
+    MediumFault,
+    PageRecord,
+    Put,
+    SliceReader,
+)
 
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
 
@@ -174,6 +184,36 @@ class DiskFile:
         for row, reason in failed.items():
             done[reads[row][0]] = Done(reason)
         return done
+
+    def slices(
+        self, records: Sequence[PageRecord], outs: Sequence[np.ndarray]
+    ) -> SliceReader | None:
+        """Reads neighbours' slices by one call each; None where they are no neighbours.
+
+        Another transport than our own takes ranges.
+        """
+        if self._transport != "direct":
+            return None
+        kept = [self._index.get(record.key) for record in records]
+        placed = [page.placed for page in kept if page is not None]
+        if len(placed) != len(records) or [page.record for page in placed] != list(records):
+            return None
+        try:
+            lying = DiskSlices(self._file, placed, outs)
+        except ValueError:  # their layout is another: ranges do
+            return None
+
+        def read(number: int) -> dict[int, str]:
+            num_calls, missing = lying.read(number)
+            counts, size = self._io.counts, lying.slice_bytes
+            counts.num_reads += num_calls
+            counts.read_bytes += (len(outs) - len(missing)) * size
+            begin = number * size
+            again = [Get(records[at], begin, outs[at][begin : begin + size]) for at in missing]
+            dones = zip(missing, self.get(again), strict=True)
+            return {at: done.reason for at, done in dones if done.reason}
+
+        return read
 
     def remove(self, keys: Sequence[bytes]) -> list[Done]:
         """Clear the entries of pages; their blocks are free once that is on the file."""

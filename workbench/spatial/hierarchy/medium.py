@@ -6,9 +6,9 @@ that a medium may put them in flight together (io_uring, pipelines, range reques
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -115,6 +115,22 @@ class Medium(Protocol):
 
     def close(self, keep: bool) -> None:
         """Let the medium go; a persistent one keeps its pages if `keep`."""
+
+
+SliceReader = Callable[[int], dict[int, str]]  # slice -> the fault's word of each page that failed
+
+
+@runtime_checkable
+class SlicedMedium(Protocol):
+    """A medium that knows a better way to slices of many pages than a range each."""
+
+    def slices(
+        self, records: Sequence[PageRecord], outs: Sequence[np.ndarray]
+    ) -> SliceReader | None:
+        """Reads one slice of all pages at a time; None where ranges are as good for these.
+
+        `outs`: uint8 [page_bytes] each, filled slice by slice as it is called.
+        """
 
 
 def encode_key(key: TierKey) -> bytes:
