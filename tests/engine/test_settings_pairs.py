@@ -18,6 +18,7 @@ from workbench.settings.tiers import (
     BACKPRESSURES,
     DISK_LAYOUTS,
     INCLUSIONS,
+    LOADS,
     OBJECT_SPLITS,
     PLACEMENTS,
     PREFETCHES,
@@ -79,6 +80,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.evict_ratio": (0.05, 0.3),
     "tiers.prefetch": PREFETCHES,
     "tiers.prestage": (False, True),
+    "tiers.load": LOADS,
     "tiers.retrieval": RETRIEVALS,
     "tiers.retrieval_share": (0.5, 0.9),
     "retention.policy": ("none", "sink+window", "attention-mass"),
@@ -101,7 +103,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path",
             "tiers.disk_keep", "tiers.shared", "tiers.shared_address", "tiers.shared_mib",
             "tiers.shared_throttle_mb_s", "tiers.object_url", "tiers.object_mib",
-            "tiers.object_throttle_mb_s"}  # fmt: skip
+            "tiers.object_throttle_mb_s", "tiers.disk_transport"}  # fmt: skip
 
 IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
     ("cache.grouping", "retention.split"): 8,
@@ -139,7 +141,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 57
+NUM_ROWS = 63
 
 
 def accepts(row: Row) -> bool:

@@ -17,6 +17,8 @@ def bind_settings(engine: "Engine") -> None:
     cache, tiers = engine.config.cache, engine.config.tiers
     engine.fetcher.gate, engine.fetcher.prefetch.policy = tiers.gate, tiers.prefetch
     engine.fetcher.prestage.on = tiers.prestage
+    whole = engine.config.retention.sparse != "off"  # bounds of pages are made before the step
+    engine.fetcher.layers.on = tiers.load == "layerwise" and not whole
     bind_placement(engine)
     bind_retrieval(engine)
     enabled = tiers.any_on and cache.values == "hbm"

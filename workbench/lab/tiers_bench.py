@@ -9,6 +9,7 @@ from workbench.lab import (
     fault_run,
     media_bench,
     object_split_bench,
+    overlap_bench,
     prestage_bench,
     restart_bench,
     retrieval_bench,
@@ -21,6 +22,7 @@ from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
 from workbench.lab.media_bench import MediaPlan, measure_media
 from workbench.lab.object_split_bench import SplitPlan, measure_split
+from workbench.lab.overlap_bench import OverlapPlan, measure_overlap
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
 from workbench.lab.retrieval_bench import RetrievalPlan, measure_retrieval
@@ -49,6 +51,7 @@ def measure(
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
     figures += measure_split(progress, object_split_bench.QUICK if quick else SplitPlan())
+    figures += measure_overlap(progress, overlap_bench.QUICK if quick else OverlapPlan())
     figures += measure_retrieval(progress, retrieval_bench.QUICK if quick else RetrievalPlan())
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
         sizes = fault_run.QUICK if quick else FaultPlan()

@@ -120,7 +120,8 @@ class TierStats:
     fit: FitStats
     store_fit: FitStats
     place: str = ""  # of its medium: a folder, an address, a URL
-    kind: str = ""  # of its medium: disk, store, valkey, objects
+    kind: str = ""  # of its medium: disk, store, valkey, mooncake, objects
+    way: str = ""  # how its bytes move: io_uring, NIXL, HTTP
     num_failed: int = 0  # faults since the last transfer that went well
     last_fault: str = ""
     probe: CostProbe = CostProbe()
@@ -169,6 +170,7 @@ def tier_stats(
     throttle_mb_s: float,
     place: str = "",
     kind: str = "",
+    way: str = "",
     ios: IoTotals | None = None,
     backlog_s: float = 0.0,
 ) -> TierStats:
@@ -200,6 +202,7 @@ def tier_stats(
         store_fit=fit_stats(counters.store_fit, throttle_mb_s),
         place=place,
         kind=kind,
+        way=way,
         num_failed=counters.num_failed,
         last_fault=counters.last_fault,
         probe=counters.probe,

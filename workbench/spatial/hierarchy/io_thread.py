@@ -16,7 +16,15 @@ from workbench.spatial.hierarchy.medium import PageRecord
 
 MOST_AT_ONCE = 32  # operations of a batch: Mooncake's io_uring depth
 CALL, GET, PUT, REMOVE, PROBE = "call", "get", "put", "remove", "probe"
-_TOGETHER = {GET: (GET,), PROBE: (PROBE,), PUT: (PUT, REMOVE), REMOVE: (PUT, REMOVE), CALL: ()}
+LOAD_CALL = "load call"
+_TOGETHER = {
+    GET: (GET,),
+    PROBE: (PROBE,),
+    PUT: (PUT, REMOVE),
+    REMOVE: (PUT, REMOVE),
+    CALL: (),
+    LOAD_CALL: (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +98,14 @@ class IoThread:
         with self._changed:
             return self._store_bytes
 
-    def submit(self, run: Callable[[], Outcome], then: Then, num_bytes: int = 0) -> None:
-        """Queue a call by itself; `then(outcome)` is called by a later `drain`."""
-        self.queue(Op(CALL, b"", run), then, num_bytes)
+    def submit(
+        self, run: Callable[[], Outcome], then: Then, num_bytes: int = 0, *, load: bool = False
+    ) -> None:
+        """Queue a call by itself; `then(outcome)` is called by a later `drain`.
+
+        A `load` goes before stores: what it reads has to lie there already.
+        """
+        self.queue(Op(LOAD_CALL if load else CALL, b"", run), then, num_bytes)
 
     def queue(self, op: Op, then: Then, num_bytes: int = 0) -> None:
         """Queue an operation, which may run together with its neighbours."""
@@ -101,20 +114,14 @@ class IoThread:
                 raise RuntimeError("the hierarchy is closed: open a new one")
             if self._thread.ident is None:
                 self._thread.start()
-            first = op.kind in (GET, PROBE) and not (
-                self._keys_todo[op.key] or self._keys_todo[b""]
-            )
+            waits = self._keys_todo[op.key] or self._keys_todo[b""]
+            first = op.kind == LOAD_CALL or (op.kind in (GET, PROBE) and not waits)
             (self._loads if first else self._todo).append((op, then, num_bytes))
             if not first:
                 self._keys_todo[op.key] += 1
             self._backlog_bytes += num_bytes
             self._store_bytes += num_bytes if op.kind == PUT else 0
             self._changed.notify_all()
-
-    def wait_progress(self, timeout_s: float) -> None:
-        """Block until something is queued or has ended, or the time is up."""
-        with self._changed:
-            self._changed.wait(timeout_s)
 
     def drain(self) -> int:
         """Call the continuations of all finished transfers; returns how many."""
@@ -132,6 +139,14 @@ class IoThread:
         with self._changed:
             return self._changed.wait_for(
                 lambda: not (self._loads or self._todo or self._num_running), timeout_s
+            )
+
+    def wait_done(self, timeout_s: float) -> None:
+        """Block until an outcome waits for `drain`, nothing is to come, or the time is up."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._done or not (self._loads or self._todo or self._num_running),
+                timeout_s,
             )
 
     def close(self) -> None:
@@ -176,7 +191,7 @@ class IoThread:
 
     def _run(self, ops: list[Op]) -> list[Outcome]:
         try:
-            return [ops[0].item()] if ops[0].kind == CALL else self._perform(ops)
+            return [ops[0].item()] if ops[0].kind in (CALL, LOAD_CALL) else self._perform(ops)
         except Exception as error:  # a fault of ours is a counted miss too, never a dead thread
             return [Outcome(reason=f"internal error: {error!r}")] * len(ops)
 

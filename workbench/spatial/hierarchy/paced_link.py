@@ -43,11 +43,12 @@ class PacedLink:
     def __init__(self, clock: Clock) -> None:
         self.mb_s = 0.0
         self.split = "order"
+        self.ended_s = 0.0  # when the link had moved what takes effect now
         self._clock = clock
         self._link = LinkShare(1.0, "slack")
         self._queues: dict[int, deque[_Held]] = {}  # by owner, the one that moves first
         self._flows: dict[int, int] = {}  # flow to owner
-        self._finished: deque[Callable[[], None]] = deque()
+        self._finished: deque[tuple[float, Callable[[], None]]] = deque()
 
     def __len__(self) -> int:
         """Completions held back."""
@@ -82,7 +83,8 @@ class PacedLink:
         if self.on:
             self._move(self._clock.now_s())
         while self._finished:
-            self._finished.popleft()()
+            self.ended_s, run = self._finished.popleft()
+            run()
 
     def release(self) -> None:
         """Let everything that is held back pass now."""
@@ -116,10 +118,11 @@ class PacedLink:
             self._link.set_rate(mb_s, "equal" if split == "equal" else "slack", now_s)
 
     def _let_pass(self) -> None:
-        self._finished += [item.run for queue in self._queues.values() for item in queue]
+        now_s = self._clock.now_s()
+        self._finished += [(now_s, item.run) for queue in self._queues.values() for item in queue]
         self._queues.clear()
         self._flows.clear()
-        self._link = LinkShare(self._link.mb_s, self._link.rule, self._clock.now_s())
+        self._link = LinkShare(self._link.mb_s, self._link.rule, now_s)
 
     def _begin(self, owner: int, at_s: float) -> None:
         first = self._queues[owner][0]
@@ -136,7 +139,7 @@ class PacedLink:
         for flow, at_s in ended:
             owner = self._flows.pop(flow)
             queue = self._queues[owner]
-            self._finished.append(queue.popleft().run)
+            self._finished.append((at_s, queue.popleft().run))
             if queue:
                 self._begin(owner, at_s)
             else:

@@ -42,7 +42,9 @@ class Prefetch:
         count = len(keys) if self.waits else self.hierarchy.num_at_hand(keys)
         if count < len(keys) and request_id not in self._running:
             self._running.add(request_id)
-            self.hierarchy.submit_load(keys[count:], math.inf)  # for whoever is admitted after that
+            self.hierarchy.submit_load(
+                keys[count:], compute_s=math.inf
+            )  # for whoever is admitted after that
         return keys[:count]
 
     def forget(self, request_id: str) -> None:
@@ -83,7 +85,9 @@ class Prestage:
         below = below[: self.hierarchy.num_held(below)]
         rest = below[self.hierarchy.num_at_hand(below) :]
         if rest:
-            self.hierarchy.submit_load(rest, math.inf)  # for whoever is admitted after that
+            self.hierarchy.submit_load(
+                rest, compute_s=math.inf
+            )  # for whoever is admitted after that
 
     def forget(self, request_id: str) -> None:
         """A request is admitted or over; preempted, it may be staged anew."""
