@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.harness import Runner, build, tokens
 from tests.engine.pairwise import Row, pairwise
+from workbench.cache import row_slices
 from workbench.cache_control import CacheBreakpoint
 from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
@@ -171,7 +172,8 @@ def test_every_setting_and_pair_is_covered() -> None:
     "number",
     [pytest.param(n, marks=[] if n % 6 == 0 else [pytest.mark.long]) for n in range(NUM_ROWS)],
 )
-def test_sixty_steps_with(number: int) -> None:
+def test_sixty_steps_with(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_slices, "LEAST_SLICE_BYTES", 1)  # so that small rows come by layers too
     runner = Runner(build(rows()[number], num_layers=2 + number % 2))
     shared = tokens(24, 50)
     for step in range(60):
