@@ -26,6 +26,8 @@ class SizeCostView(msgspec.Struct, frozen=True, kw_only=True):
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
 
+    `way`: how its bytes move, such as `io_uring, O_DIRECT` or `NIXL POSIX, O_DIRECT`.
+
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
     computing those again was predicted to take. `num_read_ios` and `num_write_ios`:
@@ -38,6 +40,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     medium: str
     place: str
+    way: str
     enabled: bool
     capacity_bytes: int
     used_bytes: int

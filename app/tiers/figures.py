@@ -92,7 +92,7 @@ def overlap_figure(texts: Texts, overlap: OverlapView) -> go.Figure:
         figure.add_bar(
             y=[names[row]] * len(spans), base=[span.start_ms for span in spans], orientation="h",
             x=[span.end_ms - span.start_ms for span in spans], showlegend=False,
-            marker={"color": colour, "line": {"width": 1, "color": "rgba(0, 0, 0, .55)"},
+            marker={"color": colour, "line": {"width": 1, "color": GREY},
                     "pattern": {"shape": "/" if row == "wait" else ""}},
             customdata=[
                 texts("tiers.overlap_layers", first=span.first, last=span.last) for span in spans

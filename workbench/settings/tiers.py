@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from workbench.errors import SettingError
 from workbench.settings.declare import Section, setting
 
+DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
 DISK_LAYOUTS = ("block_first", "layer_first")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
-SHARED_TIERS = ("off", "store", "valkey")
+SHARED_TIERS = ("off", "store", "valkey", "mooncake")  # the last: an optional package
 WRITES = ("back", "through", "selective")
 RETRIEVALS = ("all", "late", "skip")  # of pages with little attention mass
 PREFETCHES = ("wait", "timeout", "best_effort")
@@ -35,6 +36,7 @@ class TierSettings(Section, section="tiers"):
     policy: str = setting("lru", change="hot", dim="S", choices=PLACEMENTS, own=True, main=True)
     gate: bool = setting(True, change="hot", dim="S")
     disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
+    disk_transport: str = setting("direct", change="hot", dim="S", choices=DISK_TRANSPORTS)
     disk_layout: str = setting("block_first", change="hot", dim="S", choices=DISK_LAYOUTS)
     disk_coalesce: bool = setting(True, change="hot", dim="S")
     dram_throttle_mb_s: float = setting(

@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
-from workbench.spatial.hierarchy.direct_io import DirectIo, DiskWays
+from workbench.spatial.hierarchy.direct_io import DiskWays, FileIo
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_layout import place
 from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
@@ -31,10 +31,18 @@ from workbench.spatial.hierarchy.disk_space import (
 )
 from workbench.spatial.hierarchy.disk_table import DiskTable
 from workbench.spatial.hierarchy.disk_transfers import DiskTransfers, Write
+from workbench.spatial.hierarchy.disk_transports import SwitchedIo, open_io
 from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.io_errors import fault_reason
-from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put, SliceReader
+from workbench.spatial.hierarchy.medium import (
+    Done,
+    Get,
+    MediumFault,
+    PageRecord,
+    Put,
+    SliceReader,
+)
 
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
 
@@ -73,17 +81,20 @@ class DiskFile:
         self.place = self._folder.file_path
         self._index: dict[bytes, _Kept] = {}
         self._limbo: list[Run] = []  # of removed pages, until their entries are cleared on the file
-        self.layout = ways.layout
+        self.layout, self._transport = ways.layout, ways.transport
+        self._next: tuple[str, FileIo] | None = None
         self._generation = self._clock = 0
         self._closed = False
         try:
             self._file, self._direct = open_file(self.place, ways.direct)
-            self._io = DirectIo(self._file, ways)
+            self._io = SwitchedIo(open_io(self._file, ways))
             self._transfers = DiskTransfers(self._io)
             self._table = DiskTable(self._io)
             self._start()
-        except (OSError, TierError) as error:
-            why = refuse(self.place, capacity_bytes, error)
+        except (OSError, TierError, MediumFault) as error:
+            why = error
+            if not isinstance(error, MediumFault):
+                why = refuse(self.place, capacity_bytes, error)
             self._let_go(keep=not hasattr(self, "_file") or os.fstat(self._file).st_size > 0)
             raise why from None
 
@@ -177,7 +188,12 @@ class DiskFile:
     def slices(
         self, records: Sequence[PageRecord], outs: Sequence[np.ndarray]
     ) -> SliceReader | None:
-        """Reads neighbours' slices by one call each; None where they are no neighbours."""
+        """Reads neighbours' slices by one call each; None where they are no neighbours.
+
+        Another transport than our own takes ranges.
+        """
+        if self._transport != "direct":
+            return None
         kept = [self._index.get(record.key) for record in records]
         placed = [page.placed for page in kept if page is not None]
         if len(placed) != len(records) or [page.record for page in placed] != list(records):
@@ -234,8 +250,21 @@ class DiskFile:
                 self._fit()
             return False
 
+    def prepare(self, transport: str) -> None:
+        """Open the transport that `arrange` will take; MediumFault where it cannot be had."""
+        self._next = None
+        if transport != self._transport:
+            self._next = transport, open_io(self._file, DiskWays(transport=transport))
+
     def arrange(self, layout: str, coalesce: bool) -> None:
-        """Lay new pages so from now on, and gather neighbours' I/Os or not; old pages stay."""
+        """Lay new pages so from now on, gather neighbours' I/Os or not, and move them as prepared.
+
+        Old pages stay.
+        """
+        if self._next is not None:
+            self._transport, io = self._next
+            self._io.switch(io)
+            self._next = None
         self.layout, self._io.coalesce = layout, coalesce
 
     def runs_of(self, key: bytes) -> tuple[Run, ...]:

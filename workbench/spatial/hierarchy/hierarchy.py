@@ -390,4 +390,5 @@ class Hierarchy:
     def _stats(self, tier: SlowTier) -> TierStats:
         kind = tier.where.kind if tier.where is not None and tier.on else ""
         mb_s, place = tier.bucket.mb_s, tier.place
-        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, tier.ios)
+        way = tier.medium.way if tier.medium is not None else ""
+        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, way, tier.ios)

@@ -72,13 +72,18 @@ class Medium(Protocol):
     """Keeps payloads by key. One thread, the tier's, calls it, `charge_bytes` apart.
 
     `shared`: others put and remove too, so that a tier has to ask what is there. `persistent`: what
-    was put is there for a later process. `place` names it for people, without any secret.
+    was put is there for a later process. `place` names it for people, without any secret, and `way`
+    says how its bytes move.
     Nothing below raises for a fault of the medium: it is the `reason` of the operation.
     """
 
     shared: bool
     persistent: bool
     place: str
+
+    @property
+    def way(self) -> str:
+        """How bytes move, for the screen: `io_uring, O_DIRECT`, `shared memory`, ..."""
 
     def charge_bytes(self, record: PageRecord) -> int:
         """Bytes to reserve for a page before it is put; at least what it will really take."""
