@@ -194,6 +194,7 @@ class Engine:
         self.num_steps += 1
         self.log.step = self.stack.pool.step = self.num_steps
         self.hierarchy.begin_step(self.num_steps)
+        roll_back(self)  # what a step that broke off has left
         self.recorder.start()
         out = self.scheduler.schedule()
         self._after_schedule(out)

@@ -183,7 +183,7 @@ class Fetcher:
         rest = request.num_tokens - (first + len(run)) * size
         shared = None if step_tokens is None else min(step_tokens, rest)
         whole = len(keys) == len(run)  # with holes in it, a prefix starts in another way
-        if whole and self.layers.takes(keys) and self.worth.overlapping(keys, shared):
+        if whole and self.layers.takes(request, keys) and self.worth.overlapping(keys, shared):
             pending = self._submit(request, list(keys), first, None, self.layers.num_slices)
             self.layers.expect(Found(lineage, keys=list(keys), coming=pending))
             return Fetch.ADMIT
@@ -332,6 +332,7 @@ class Fetcher:
         self.swaps.forget(request)
         self.retrieval.forget(request, finished=finished)
         if finished:
+            self.layers.forget(request)
             for job_id, pending in list(self._pending.items()):
                 if pending.request is request:
                     del self._pending[job_id]
