@@ -7,6 +7,7 @@ from pathlib import Path
 from workbench.lab import (
     disk_tier_bench,
     fault_run,
+    placement_bench,
     prestage_bench,
     restart_bench,
     retrieval_bench,
@@ -16,6 +17,7 @@ from workbench.lab.disk_tier_bench import DiskPlan, measure_disk
 from workbench.lab.fault_run import FaultPlan, measure_faults
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
+from workbench.lab.placement_bench import PlacementPlan, measure_placement
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
 from workbench.lab.retrieval_bench import RetrievalPlan, measure_retrieval
@@ -33,13 +35,15 @@ def measure(
     trace: Path | None = None,
 ) -> list[Figure]:
     """Host copies; the cost of every tier; the disk, with `file_mib` of a file in `path` or a
-    private folder; hits in a new process; prestaging; pages left out by attention mass; transfers
-    under faults; and a Mooncake trace, if given, against its published rates."""
+    private folder; hits in a new process; prestaging; placement policies; pages left out by
+    attention mass; transfers under faults; and a Mooncake trace, if given, against its published
+    rates."""
     plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
     figures += measure_cost_model(progress)
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
+    figures += measure_placement(progress, placement_bench.QUICK if quick else PlacementPlan())
     figures += measure_retrieval(progress, retrieval_bench.QUICK if quick else RetrievalPlan())
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
         sizes = fault_run.QUICK if quick else FaultPlan()
