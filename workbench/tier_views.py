@@ -26,6 +26,8 @@ class SizeCostView(msgspec.Struct, frozen=True, kw_only=True):
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
 
+    `way`: how its bytes move, such as `io_uring, O_DIRECT` or `NIXL POSIX, O_DIRECT`.
+
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
     computing those again was predicted to take. `num_read_ios` and `num_write_ios`:
@@ -38,6 +40,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     medium: str
     place: str
+    way: str
     enabled: bool
     capacity_bytes: int
     used_bytes: int
@@ -81,6 +84,33 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     expired: int
 
 
+class SpanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of one step in ms from its first transfer on, over the layers `first` to `last`.
+
+    `row`: the tier that loaded, `wait` where the step stood still, `compute` where it did not.
+    """
+
+    row: str
+    first: int
+    last: int
+    start_ms: float
+    end_ms: float
+
+
+class OverlapView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest step that loaded by layers: what moved, what waited, what was computed.
+
+    `hidden`: the share of the transfers' time in which the step did not wait for them.
+    """
+
+    request_ids: list[str]
+    spans: list[SpanView]
+    transfer_ms: float
+    wait_ms: float
+    compute_ms: float
+    hidden: float
+
+
 class PlacementView(msgspec.Struct, frozen=True, kw_only=True):
     """By which policy blocks leave tiers, how often it failed, and pages left out or late."""
 
@@ -108,6 +138,7 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int
     num_failed_pages: int
     damages: list[str]
+    overlap: OverlapView | None = None
     store: StoreView | None = None
     placement: PlacementView | None = None
 

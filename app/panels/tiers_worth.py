@@ -43,6 +43,13 @@ def _worth() -> None:
     st.caption(_gate_line(page, report))
     for line in _placement_lines(page, report):
         st.caption(line)
+    ways = [
+        texts("tiers.moved_by", tier=tier.name, medium=tier.medium, way=tier.way)
+        for tier in report.tiers
+        if tier.enabled and tier.way
+    ]
+    if ways:
+        st.caption(" ".join(ways))
     if report.store is not None:
         told = msgspec.structs.asdict(report.store)
         st.caption(texts("tiers.store_line", **told))

@@ -7,6 +7,7 @@ from pathlib import Path
 from workbench.lab import (
     disk_tier_bench,
     fault_run,
+    overlap_bench,
     placement_bench,
     prestage_bench,
     restart_bench,
@@ -17,6 +18,7 @@ from workbench.lab.disk_tier_bench import DiskPlan, measure_disk
 from workbench.lab.fault_run import FaultPlan, measure_faults
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
+from workbench.lab.overlap_bench import OverlapPlan, measure_overlap
 from workbench.lab.placement_bench import PlacementPlan, measure_placement
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
@@ -43,6 +45,7 @@ def measure(
     figures += measure_cost_model(progress)
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
+    figures += measure_overlap(progress, overlap_bench.QUICK if quick else OverlapPlan())
     figures += measure_placement(progress, placement_bench.QUICK if quick else PlacementPlan())
     figures += measure_retrieval(progress, retrieval_bench.QUICK if quick else RetrievalPlan())
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from workbench.errors import SettingError
 from workbench.settings.declare import Section, setting
 
+DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
 DISK_LAYOUTS = ("block_first", "layer_first")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
-SHARED_TIERS = ("off", "store", "valkey")
+SHARED_TIERS = ("off", "store", "valkey", "mooncake")  # the last: an optional package
 WRITES = ("back", "through", "selective")
 RETRIEVALS = ("all", "late", "skip")  # of pages with little attention mass
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
+LOADS = ("whole", "layerwise")
 PLACEMENTS = ("lru", "cost", "importance")  # and what an engine's registry has besides
 ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
@@ -34,6 +36,7 @@ class TierSettings(Section, section="tiers"):
     policy: str = setting("lru", change="hot", dim="S", choices=PLACEMENTS, own=True, main=True)
     gate: bool = setting(True, change="hot", dim="S")
     disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
+    disk_transport: str = setting("direct", change="hot", dim="S", choices=DISK_TRANSPORTS)
     disk_layout: str = setting("block_first", change="hot", dim="S", choices=DISK_LAYOUTS)
     disk_coalesce: bool = setting(True, change="hot", dim="S")
     dram_throttle_mb_s: float = setting(
@@ -65,6 +68,7 @@ class TierSettings(Section, section="tiers"):
         0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )
 
+    load: str = setting("whole", change="hot", dim="T", choices=LOADS)
     prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
     retrieval: str = setting("all", change="hot", dim="S", choices=RETRIEVALS)

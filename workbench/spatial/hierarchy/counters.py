@@ -118,7 +118,8 @@ class TierStats:
     fit: FitStats
     store_fit: FitStats
     place: str = ""  # of its medium: a folder, an address, a URL
-    kind: str = ""  # of its medium: disk, store, valkey, objects
+    kind: str = ""  # of its medium: disk, store, valkey, mooncake, objects
+    way: str = ""  # how its bytes move: io_uring, NIXL, HTTP
     num_failed: int = 0  # faults since the last transfer that went well
     last_fault: str = ""
     probe: CostProbe = CostProbe()
@@ -164,6 +165,7 @@ def tier_stats(
     throttle_mb_s: float,
     place: str = "",
     kind: str = "",
+    way: str = "",
     ios: IoTotals | None = None,
 ) -> TierStats:
     """Snapshot of one tier from its entry table and counters."""
@@ -194,6 +196,7 @@ def tier_stats(
         store_fit=fit_stats(counters.store_fit, throttle_mb_s),
         place=place,
         kind=kind,
+        way=way,
         num_failed=counters.num_failed,
         last_fault=counters.last_fault,
         probe=counters.probe,

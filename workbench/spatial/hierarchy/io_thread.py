@@ -112,6 +112,13 @@ class IoThread:
                 lambda: not self._todo and not self._num_running, timeout_s
             )
 
+    def wait_done(self, timeout_s: float) -> None:
+        """Block until an outcome waits for `drain`, nothing is to come, or the time is up."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._done or not (self._todo or self._num_running), timeout_s
+            )
+
     def close(self) -> None:
         """Finish what is queued, then join the thread."""
         with self._changed:

@@ -7,6 +7,7 @@ A victim's room is given away at once: its tier's thread reads and deletes it be
 takes its place is written. What no tier takes is gone, which is counted.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -164,6 +165,14 @@ class Ladder:
         """Block until no transfer is queued or moving, or the time is up."""
         idle = [tier.io.wait_idle(timeout_s) for tier in self.tiers]
         return all(idle)
+
+    def wait_done(self, timeout_s: float) -> None:
+        """Block until some transfer has ended, at most so long; throttled ones need no thread."""
+        busy = next((tier.io for tier in self.tiers if tier.io.num_pending), None)
+        if busy is not None:
+            busy.wait_done(timeout_s)
+        else:
+            time.sleep(timeout_s)
 
     def drain(self) -> None:
         """Let finished transfers take effect, and those begin that waited for them."""
