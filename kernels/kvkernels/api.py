@@ -146,15 +146,15 @@ class StepTables:
         0 for a class that only holds older slots.
     new_starts: int32 [R], index of the first of them among the request's query rows (default 0).
 
-    page_offsets, pos and log_count may be tensors on the device, of pages that a kernel chose; then
-    nothing is written (new_lens 0).
+    page_offsets, pos and log_count may be tensors on the device, of pages that a kernel chose, and
+    kv_lens too where it depends on which; then nothing is written (new_lens 0).
 
     Slot order is append order: the new slots are the last `new_lens[r]`, and query i sees the older
     slots and the new slots of tokens <= i.
     """
 
     page_offsets: np.ndarray | Tensor
-    kv_lens: np.ndarray
+    kv_lens: np.ndarray | Tensor
     q_lens: np.ndarray
     pos: np.ndarray | Tensor | None = None
     log_count: np.ndarray | Tensor | None = None

@@ -20,7 +20,8 @@ def check_tables(tables: StepTables, rope: Rope, table: RopeTable | None, spec: 
             f"step tables disagree: page_offsets {tables.page_offsets.shape}, kv_lens "
             f"{tables.kv_lens.shape}, q_lens {tables.q_lens.shape}"
         )
-    if requests and int(tables.kv_lens.max()) > pages * spec.block_size:
+    known = requests and not isinstance(tables.kv_lens, Tensor)
+    if known and int(tables.kv_lens.max()) > pages * spec.block_size:
         raise ValueError(
             f"kv_lens reaches {int(tables.kv_lens.max())} slots, but a request has "
             f"only {pages} pages of {spec.block_size}"
@@ -32,18 +33,17 @@ def check_tables(tables: StepTables, rope: Rope, table: RopeTable | None, spec: 
 def on_host(tables: StepTables) -> StepTables:
     """The tables as arrays, where a CPU kernel chose the pages."""
 
-    def array(table: np.ndarray | Tensor | None) -> np.ndarray | None:
-        return table.numpy() if isinstance(table, Tensor) else table
-
-    offsets: np.ndarray = array(tables.page_offsets)  # type: ignore[assignment]
-    pos, log_count = array(tables.pos), array(tables.log_count)
-    return replace(tables, page_offsets=offsets, pos=pos, log_count=log_count)
+    names = ("page_offsets", "kv_lens", "pos", "log_count")
+    held = {name: getattr(tables, name) for name in names}
+    arrays = {name: x.numpy() for name, x in held.items() if isinstance(x, Tensor)}
+    return replace(tables, **arrays)
 
 
 class HostRows:
     """The tables flattened to rows (request-major), with what each query may see.
 
-    `pages` int64 [rows, P] has no rows where the offsets are on a device; `width` is P.
+    `pages` int64 [rows, P] has no rows where the offsets are on a device; `width` is P. Where the
+    lengths are there, `kv` is what they are at most.
     """
 
     def __init__(self, spec: PageSpec, tables: StepTables) -> None:
@@ -54,7 +54,10 @@ class HostRows:
         self.pages = np.empty((0, self.width), np.int64)
         if not isinstance(tables.page_offsets, Tensor):
             self.pages = self.flat(tables.page_offsets).astype(np.int64, copy=False)
-        self.kv = self.flat(tables.kv_lens).astype(np.int64)  # [rows]
+        if isinstance(tables.kv_lens, Tensor):
+            self.kv = np.full(self.num_rows, self.width * spec.block_size, np.int64)
+        else:
+            self.kv = self.flat(tables.kv_lens).astype(np.int64)  # [rows]
         q_lens = tables.q_lens.astype(np.int64)
         starts = np.cumsum(q_lens) - q_lens
         new = q_lens if tables.new_lens is None else tables.new_lens.astype(np.int64)

@@ -86,6 +86,8 @@ def make_plan(
         ints.append(host.flat(tables.pos))
     ints_on = _to_device(device, *[x.astype(np.int32) for x in ints])
     query_pos = None
+    if isinstance(tables.kv_lens, Tensor):
+        ints_on[0][:, 2] = tables.kv_lens.transpose(0, 1).reshape(-1)
     if isinstance(tables.log_count, np.ndarray):
         log_count = _to_device(device, host.flat(tables.log_count).astype(np.float32))[0]
     if rope == "at_read" and tables.query_pos is not None:

@@ -9,7 +9,7 @@ from typing import Any
 Row = dict[str, Any]
 Values = dict[str, tuple[Any, ...]]
 Pair = tuple[str, Any, str, Any]
-NUM_TRIES = 240  # completions of a pair that are tried before it counts as impossible
+NUM_TRIES = 360  # completions of a pair that are tried before it counts as impossible
 
 
 def pairwise(

@@ -19,8 +19,9 @@ from workbench.settings.tiers import (
     INCLUSIONS,
     PLACEMENTS,
     PREFETCHES,
+    RETRIEVALS,
     WRITES,
-)  # fmt: skip
+)
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "model.max_model_len": (128, 512),
@@ -73,6 +74,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.evict_ratio": (0.05, 0.3),
     "tiers.prefetch": PREFETCHES,
     "tiers.prestage": (False, True),
+    "tiers.retrieval": RETRIEVALS,
+    "tiers.retrieval_share": (0.5, 0.9),
     "retention.policy": ("none", "sink+window", "attention-mass"),
     "retention.budget_tokens": (16, 64),
     "retention.sink_tokens": (0, 4),
@@ -131,7 +134,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 64
+NUM_ROWS = 60
 
 
 def accepts(row: Row) -> bool:

@@ -31,6 +31,8 @@ BELOW = {"cache.values": "dram", "tiers.dram_mib": 2.0}
 CASES: dict[str, dict[str, Any]] = {
     "quest": QUEST | {"cache.k_format": "int8", "cache.v_format": "int8"},
     "quest by head": QUEST | {"cache.grouping": "head"},
+    "quest in two formats": QUEST | {"cache.k_format": "kivi4", "cache.v_format": "int4",
+                                     "cache.residual_tokens": 16},
     "joined heads": {"cache.k_format": "lowrank", "cache.v_format": "lowrank_int4",
                      "cache.rank": 96, "cache.rank_heads": 2},
     "shadow": LOW_RANK | BELOW | QUEST | {"retention.sparse": "landmarks"},

@@ -35,6 +35,8 @@ BELOW: dict[str, Any] = {
 SPARSE: tuple[dict[str, Any], ...] = (
     {}, {"cache.grouping": "head"}, {"retention.sparse": "landmarks"},
     {"retention.sparse": "landmarks", "retention.sparse_outliers": 2},
+    {"cache.k_format": "int8", "cache.residual_tokens": 8},
+    {"cache.k_format": "int8", "cache.outlier_pages": 2, "retention.sparse": "landmarks"},
 )  # fmt: skip
 
 
@@ -96,21 +98,23 @@ def chosen_pages(more: dict[str, Any]) -> None:
         stack.geometry, manager, bounds, [request], one, engine.config.retention, None
     )
     layer_set, rows, arch = stack.geometry.layer_sets[0], sparse._sets[0], engine.model.arch
-    cls = manager.roles.open[layer_set.groups[0]]
     with on_gpu():
-        rows = replace(rows, bound_rows=there(rows.bound_rows), offsets=there(rows.offsets))
+        rows = replace(rows, bound_rows=there(rows.bound_rows), offsets=there(rows.offsets),
+                       kind_of=there(rows.kind_of))  # fmt: skip
         bounds.tensor = there(bounds.tensor)
         bounds.cosines = None if bounds.cosines is None else there(bounds.cosines)
         q = torch.empty(1, arch.num_heads, arch.head_dim, device=GPU)
         picked = sparse._choose(rows, 0, q, np.array([41]))
-        (tables,) = tables_of(manager, rows, cls, picked)
-        spec = replace(stack.pool.classes[cls], head_dim=64)  # as wide as the kernels need
-        step = StepTables(tables.page_offsets, tables.kv_lens, one, new_lens=tables.new_lens)
-        plan = make_plan(spec, step, GPU, scratch=Scratch(GPU))
+        for tables in tables_of(rows, picked, manager.block_size):
+            spec = replace(stack.pool.classes[tables.cls], head_dim=64)  # as the kernels need
+            step = StepTables(tables.page_offsets, tables.kv_lens, one, new_lens=tables.new_lens)
+            plan = make_plan(spec, step, GPU, scratch=Scratch(GPU))
+            assert plan.pages.shape == (len(layer_set.groups), rows.most)
+            assert tables.page_offsets.device == plan.pages.device == torch.device(GPU)
         mass = torch.empty(1, arch.num_kv_heads, rows.most * manager.block_size, device=GPU)
         by_slot = mass_by_slot(rows, picked, mass, np.zeros(1, np.int64), 1)
-    assert plan.pages.shape == (len(layer_set.groups), rows.most)
-    assert {x.device for x in (tables.page_offsets, plan.pages, by_slot)} == {torch.device(GPU)}
+    assert by_slot.device == torch.device(GPU)
+    assert len(rows.kinds) == 1 + ("cache.k_format" in more)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ def test_nothing_mixes_devices_nor_asks_for_a_chosen_page(repo_root: Path) -> No
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.strip() == "checked 4 ways to choose and 2 formats"
+    assert result.stdout.strip() == "checked 6 ways to choose and 2 formats"
 
 
 def test_buffers_take_turns_on_the_way_to_a_device() -> None:

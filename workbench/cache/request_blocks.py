@@ -102,6 +102,20 @@ class RequestBlocks:
         self.stored_len[group] -= len(pages) * self.block_size
         return victims
 
+    def put_page(self, group: int, at: int, block: int, first_token: int) -> None:
+        """Put a full page in front of the `at`-th of a group; its positions follow each other."""
+        pages, size = int(self.num_pages[group]), self.block_size
+        slot, end = at * size, pages * size
+        self.table[group, at + 1 : pages + 1] = self.table[group, at:pages]
+        self.pos[group, slot + size : end + size] = self.pos[group, slot:end]
+        self.table[group, at] = block
+        self.pos[group, slot : slot + size] = first_token + np.arange(size)
+        if self.log_count is not None:
+            self.log_count[group, slot + size : end + size] = self.log_count[group, slot:end]
+            self.log_count[group, slot : slot + size] = 0.0
+        self.num_pages[group] += 1
+        self.stored_len[group] += size
+
     def replace_tail(self, group: int, first: int, blocks: list[int], kept: np.ndarray) -> None:
         """Pages from `first` on become `blocks`, and only the slots `kept` are stored."""
         end = first + len(blocks)

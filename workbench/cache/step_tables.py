@@ -1,6 +1,6 @@
 """The tables a step reads: one for each page class among the pages of its requests."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -16,8 +16,8 @@ from workbench.request import Request
 class ClassTables:
     """Pages of one class that a step reads: offsets int64 [G, R, P], slots int32 [G, R].
 
-    `page_offsets`, `log_count` and `pos` may be tensors, of pages that a kernel chose: then they
-    stay on its device.
+    `page_offsets`, `kv_lens`, `log_count`, `pos` and `pages` may be tensors, of pages that a kernel
+    chose: then they stay on its device.
 
     `new_lens` int32 [R] or None: all new tokens are written here; zeros: none are. `new_starts`
     int32 [R] or None: the first of them among a request's new tokens. `log_count` fp32 [G, R, P *
@@ -28,12 +28,12 @@ class ClassTables:
 
     cls: int
     page_offsets: np.ndarray | Tensor
-    kv_lens: np.ndarray
+    kv_lens: np.ndarray | Tensor
     new_lens: np.ndarray | None = None
     log_count: np.ndarray | Tensor | None = None
     pos: np.ndarray | Tensor | None = None
     new_starts: np.ndarray | None = None
-    pages: np.ndarray | None = None
+    pages: np.ndarray | Tensor | None = None
     basis: int = 0
 
 
@@ -70,18 +70,6 @@ def slots_of_pages(kv_lens: np.ndarray, width: int, block_size: int) -> np.ndarr
         kv_lens[..., None] - block_size * np.arange(width), 0, block_size
     )  # [G, R, P]
     return slots
-
-
-def chosen_tables(
-    manager: KVCacheManager, table: np.ndarray, slots: np.ndarray, pos: np.ndarray | None
-) -> list[ClassTables]:
-    """Tables of some pages alone, one a class: block ids [G, N, K], of which `slots` are read.
-
-    Nothing is written to them. `pos` as in `ClassTables`, [G, N, K * S].
-    """
-    nothing = np.zeros(table.shape[1], np.int32)
-    found = _by_class(manager, table, slots, np.zeros_like(slots), pos)
-    return [replace(tables, new_lens=nothing) for tables in found]
 
 
 def _positions(

@@ -60,6 +60,9 @@ class KVHierarchy(Protocol):
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
 
+    def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
+        """Carried attention mass of each key that only slow tiers have; None for all others."""
+
     def submit_load(self, keys: Sequence[TierKey]) -> int:
         """Pin the keys and start loading them; returns the job's id."""
 

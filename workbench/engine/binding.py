@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from workbench.cache.eviction_order import RankedRows
 from workbench.engine.group_specs import max_open_pages, residual_pages, sink_pages
-from workbench.engine.placing import bind_placement
+from workbench.engine.placing import bind_placement, bind_retrieval
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -18,6 +18,7 @@ def bind_settings(engine: "Engine") -> None:
     engine.fetcher.gate, engine.fetcher.prefetch.policy = tiers.gate, tiers.prefetch
     engine.fetcher.prestage.on = tiers.prestage
     bind_placement(engine)
+    bind_retrieval(engine)
     enabled = tiers.any_on and cache.values == "hbm"
     engine.fetcher.enabled = enabled  # DRAM is taken, and K alone is no row
     engine.scheduler.prefix_caching = cache.prefix_caching and cache.mode == "on"

@@ -117,6 +117,8 @@ class Intake:
             )
         else:
             request.num_cached_tokens = known
+            if engine.fetcher.retrieval.has_holes(request):
+                engine.retainer.resume(request)
             request.first_scheduled_s = engine.clock.now_s()
             engine.metrics.prompt_tokens += request.num_tokens
             engine.metrics.hit_tokens += known

@@ -29,17 +29,22 @@ def join_classes(parts: list[tuple[ClassTables, AttentionResult]], q_lens: np.nd
     joined: Tensor | None = None
     for (tables, result), weight in zip(parts, sums, strict=True):
         mass: Tensor = result.mass  # type: ignore[assignment]
-        pages: np.ndarray = tables.pages  # type: ignore[assignment]  # [G, R, P]
+        pages = torch.as_tensor(tables.pages).to(mass.device)  # [G, R, P]
         size = mass.shape[-1] // pages.shape[-1]
         if joined is None:
-            most = 1 + max(int(each.pages.max()) for each, _ in parts)  # type: ignore[union-attr]
-            joined = share.new_zeros(len(q_lens), num_heads, most * size)
-        slots = (pages[..., None] * size + np.arange(size)).reshape(*pages.shape[:2], -1)
-        at = torch.from_numpy(slots).transpose(0, 1).to(mass.device)
+            joined = share.new_zeros(len(q_lens), num_heads, _most(parts) * size)
+        slots = pages[..., None] * size + torch.arange(size, device=mass.device)
+        at = slots.flatten(2).transpose(0, 1)
         at = at.repeat_interleave(num_heads // len(pages), 1)  # [R, H, P * S]
         joined.scatter_add_(-1, at, mass * weight[..., None])
     assert joined is not None
     return joined
+
+
+def _most(parts: list[tuple[ClassTables, AttentionResult]]) -> int:
+    """Pages of the whole table; chosen ones are as wide in each class."""
+    pages = [tables.pages for tables, _ in parts]
+    return max(x.shape[-1] if isinstance(x, Tensor) else 1 + int(x.max()) for x in pages)  # type: ignore[union-attr]
 
 
 def by_group(

@@ -1,4 +1,4 @@
-"""The placement policy of the tiers, by its name, and what the engine knows that it is to weigh."""
+"""What the tiers ask of the engine: its placement policy, what that weighs, what is left out."""
 
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -49,6 +49,17 @@ def bind_placement(engine: "Engine") -> None:
     placer.remaining = lambda: remaining_tokens(engine)
     if placer.policy is not engine.placement:
         placer.choose(engine.placement)
+
+
+def bind_retrieval(engine: "Engine") -> None:
+    """Which pages of a prefix are read at once, and who is told of those that come late."""
+    config, retrieval = engine.config, engine.fetcher.retrieval
+    retrieval.how, retrieval.share = config.tiers.retrieval, config.tiers.retrieval_share
+    retrieval.sink_tokens = config.retention.sink_tokens
+    retrieval.window_tokens = config.retention.window_tokens
+    paged = config.cache.mode == "on" and not engine.stack.manager.contiguous
+    retrieval.prefixes = config.cache.prefix_caching and paged
+    retrieval.on_late = engine.retainer.came_late
 
 
 def remaining_tokens(engine: "Engine") -> dict[TierKey, int]:

@@ -1,6 +1,7 @@
 """Bytes that attention of a step reads from pages, counted where the tables are made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import SupportsInt
 
 
 @dataclass
@@ -20,12 +21,23 @@ class ReadTraffic:
     bounds_bytes: int = 0
     fetched_bytes: int = 0
     num_rows: int = 0
+    _later: list[tuple[SupportsInt, int]] = field(default_factory=list)
 
     def add(self, num_read: int, num_skipped: int, layer_bytes: int) -> None:
         """Pages of one layer of one class, each read by one token."""
         self.pages_read += num_read
         self.pages_skipped += num_skipped
         self.read_bytes += num_read * layer_bytes
+
+    def add_later(self, num_read: SupportsInt, layer_bytes: int) -> None:
+        """Pages that a kernel chose: how many is asked for at the end of the step."""
+        self._later.append((num_read, layer_bytes))
+
+    def settle(self) -> None:
+        """Count what came later."""
+        for num_read, layer_bytes in self._later:
+            self.add(int(num_read), 0, layer_bytes)
+        self._later.clear()
 
     def add_whole(self, num_read: int, layer_bytes: int) -> None:
         """Pages of one layer that are read whole."""

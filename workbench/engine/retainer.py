@@ -54,6 +54,7 @@ class Retainer:
             self.policy.needs_mass
             or merges_by_mass
             or self._engine.hierarchy.mover.placer.needs_mass
+            or self._engine.config.tiers.retrieval != "all"
             or (self.for_display and step % MASS_EVERY == 0)
         )
 
@@ -78,7 +79,7 @@ class Retainer:
         return _paged_slots(self._engine.config, num_tokens)
 
     def resume(self, request: Request) -> None:
-        """A preempted request has tables again: what they leave out is evicted, nothing else."""
+        """A request has tables that leave tokens out: those are evicted, and nothing else."""
         observer = self.observers[request.request_id]
         observer.forget_evictions()
         blocks = self._engine.stack.manager.requests[request.request_id]
@@ -87,6 +88,12 @@ class Retainer:
             tokens = blocks.pos[group, : blocks.num_pages[group] * blocks.block_size]
             stored[group, tokens[tokens < stored.shape[1]]] = True
         observer.restore(stored)
+
+    def came_late(self, request: Request, page: int) -> None:
+        """A page of a prefix that a request began without is in its table now."""
+        size = self._engine.config.cache.block_size
+        observer = self.observers[request.request_id]
+        observer.evicted[:, page * size : (page + 1) * size] = False
 
     def observe(self, batch: ForwardBatch, mass: np.ndarray) -> None:
         """Add a step's mass, float [R, num_groups, T] by slot, before the step is committed."""

@@ -158,6 +158,7 @@ class ModelRunner:
         for request in sparse.requests if sparse is not None else ():
             # what they compute from here on is no function of the text alone (decision 5)
             self.manager.requests[request.request_id].hashing = False
+        self.timing.traffic.settle()
         self.timing.forward_s = self.clock.now_s() - started
         self.key_norms = mean_norms(self.geometry, attend.norms) if norms else None
         if not mass:

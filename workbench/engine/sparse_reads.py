@@ -23,7 +23,7 @@ from workbench.config import RetentionSettings
 from workbench.engine.mass import join_classes
 from workbench.engine.read_traffic import ReadTraffic
 from workbench.engine.sparse_rows import SetRows, make_rows
-from workbench.engine.sparse_tables import mass_by_slot, num_pages, tables_of
+from workbench.engine.sparse_tables import mass_by_slot, tables_of
 from workbench.request import Request
 
 # tables of one query row each, and the rows' numbers in the step -> results, one a table
@@ -117,8 +117,7 @@ class SparseReads:
             at = range(local, local + 1)
             self._bounds.make(group, blocks, at, pos=pos, rope_table=self._rope_table, keep=False)
         picked = self._choose(rows, local, q[torch.from_numpy(self.rows).to(q.device)], positions)
-        cls = self._manager.roles.open[layer_set.groups[0]]
-        tables = tables_of(self._manager, rows, cls, picked)
+        tables = tables_of(rows, picked, self._manager.block_size)
         self._count(rows, layer_set, tables, traffic)
         results = run(tables, self.rows)
         mass = None
@@ -165,8 +164,11 @@ class SparseReads:
         """Traffic of one layer; what was skipped counts as of the class of full pages."""
         classes = self._manager.pool.classes
         traffic.num_rows = len(self.rows)
-        for each, num_read in zip(tables, num_pages(rows, tables), strict=True):
-            traffic.add(num_read, 0, classes[each.cls].layer_bytes)
+        for each in tables:
+            if len(tables) == 1:
+                traffic.add(int(rows.counts.sum()), 0, classes[each.cls].layer_bytes)
+            else:
+                traffic.add_later((each.page_offsets >= 0).sum(), classes[each.cls].layer_bytes)
         final = classes[self._manager.classes[layer_set.groups[0]]]
         traffic.add(0, int((rows.pages - rows.counts).sum()), final.layer_bytes)
         num_bounds = int((rows.pages - 1).sum())

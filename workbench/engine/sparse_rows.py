@@ -24,8 +24,9 @@ class SetRows:
     table int64 [G, N, P] block ids; seen, pages, counts int64 [G, N]: slots and pages that a row
     sees, and pages that it reads. bound_rows int64 [G, N, P]: where bounds lie, -1 from the newest
     page on. filled: pages that become full in this step. pos, log_count [G, N, P * S] or None, as
-    in `ClassTables`. offsets int64 [G, N, P]: where pages lie in the arena, None where they are of
-    several classes. Tensors are on the device of the bounds, once for all layers of a set.
+    in `ClassTables`. offsets int64 [G, N, P]: where pages lie in the arena. kinds: the kinds of
+    page that rows see; kind_of uint8 [G, N, P]: which of them a page is. Tensors are on the device
+    of the bounds, once for all layers of a set.
     """
 
     table: np.ndarray
@@ -36,12 +37,19 @@ class SetRows:
     filled: list[Fresh]
     pos: np.ndarray | None
     log_count: np.ndarray | None
-    offsets: Tensor | None
+    offsets: Tensor
+    kinds: tuple[int, ...]
+    kind_of: Tensor
 
     @cached_property
     def most(self) -> int:
         """The most pages that any row reads."""
         return int(self.counts.max())
+
+    @cached_property
+    def num_seen(self) -> Tensor:
+        """`seen` on the device."""
+        return self._there(self.seen)
 
     @cached_property
     def last(self) -> Tensor:
@@ -117,8 +125,22 @@ def make_rows(
         filled,
         None if pos is None else pos[:, of_row],
         None if counts is None else counts[:, of_row],
-        None if manager.roles.mixes else _to(bounds, manager.pool.offset[table]),
+        _to(bounds, manager.pool.offset[table]),
+        *_kinds(manager, bounds, table, pages),
     )
+
+
+def _kinds(
+    manager: KVCacheManager, bounds: PageBounds, table: np.ndarray, pages: np.ndarray
+) -> tuple[tuple[int, ...], Tensor]:
+    """Kinds of the pages that rows see, as they are read, and which of them each page is."""
+    classes, bases = manager.pool.page_classes(table), manager.pool.basis[table].astype(np.int64)
+    for alone, both in manager.roles.joined.items():
+        classes = np.where(classes == alone, both, classes)
+    kinds = classes + (bases << 16)
+    seen = np.arange(table.shape[-1]) < pages[..., None]
+    known = np.unique(kinds[seen])
+    return tuple(known.tolist()), _to(bounds, np.searchsorted(known, kinds).astype(np.uint8))
 
 
 def _to(bounds: PageBounds, values: np.ndarray) -> Tensor:

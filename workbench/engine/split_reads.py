@@ -63,8 +63,11 @@ class SplitReads:
     def one_layer(self, tables: ClassTables) -> tuple[ClassTables, SplitPages]:
         """The tables with offsets into the scratch of one layer."""
         pool = self._pool
-        there = tables.page_offsets >= 0
-        offsets, place = np.unique(tables.page_offsets[there], return_inverse=True)
+        chosen = tables.page_offsets
+        if isinstance(chosen, Tensor):  # the host has to know whose V to fetch
+            chosen = chosen.cpu().numpy()
+        there = chosen >= 0
+        offsets, place = np.unique(chosen[there], return_inverse=True)
         slabs = offsets // pool.slab_bytes
         split = pool.slab_class[slabs] != tables.cls
         alone, both = pool.classes[self._alone[tables.cls]], pool.classes[tables.cls]
@@ -72,7 +75,7 @@ class SplitReads:
         order = np.argsort(~split, kind="stable")
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
-        moved = np.full(tables.page_offsets.shape, -1, np.int64)
+        moved = np.full(chosen.shape, -1, np.int64)
         moved[there] = rank[place] * both.layer_bytes
         pages = SplitPages(both.one_layer, offsets[order], blocks[order][: int(split.sum())])
         return replace(tables, page_offsets=moved), pages

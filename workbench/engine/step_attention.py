@@ -226,7 +226,9 @@ class StepAttention:
             spec,
             StepTables(
                 page_offsets=tables.page_offsets,
-                kv_lens=tables.kv_lens.astype(np.int32),
+                kv_lens=tables.kv_lens
+                if isinstance(tables.kv_lens, Tensor)
+                else tables.kv_lens.astype(np.int32),
                 q_lens=q_lens,
                 new_lens=tables.new_lens,
                 new_starts=tables.new_starts,

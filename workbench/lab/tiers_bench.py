@@ -4,7 +4,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.lab import disk_tier_bench, fault_run, prestage_bench, restart_bench
+from workbench.lab import (
+    disk_tier_bench,
+    fault_run,
+    prestage_bench,
+    restart_bench,
+    retrieval_bench,
+)
 from workbench.lab.cost_model_bench import measure_cost_model
 from workbench.lab.disk_tier_bench import DiskPlan, measure_disk
 from workbench.lab.fault_run import FaultPlan, measure_faults
@@ -12,6 +18,7 @@ from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import measure_copies
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
+from workbench.lab.retrieval_bench import RetrievalPlan, measure_retrieval
 from workbench.lab.trace_replay import measure_trace
 
 Progress = Callable[[str], None]
@@ -26,13 +33,14 @@ def measure(
     trace: Path | None = None,
 ) -> list[Figure]:
     """Host copies; the cost of every tier; the disk, with `file_mib` of a file in `path` or a
-    private folder; hits in a new process; transfers under faults; and a Mooncake trace, if given,
-    against its published rates."""
+    private folder; hits in a new process; prestaging; pages left out by attention mass; transfers
+    under faults; and a Mooncake trace, if given, against its published rates."""
     plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
     figures += measure_cost_model(progress)
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
+    figures += measure_retrieval(progress, retrieval_bench.QUICK if quick else RetrievalPlan())
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
         sizes = fault_run.QUICK if quick else FaultPlan()
         figures += measure_faults(progress, Path(folder), sizes)

@@ -9,6 +9,7 @@ DISK_LAYOUTS = ("block_first", "layer_first")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
 SHARED_TIERS = ("off", "store", "valkey")
 WRITES = ("back", "through", "selective")
+RETRIEVALS = ("all", "late", "skip")  # of pages with little attention mass
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
 PLACEMENTS = ("lru", "cost", "importance")  # and what an engine's registry has besides
@@ -66,6 +67,10 @@ class TierSettings(Section, section="tiers"):
 
     prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
+    retrieval: str = setting("all", change="hot", dim="S", choices=RETRIEVALS)
+    retrieval_share: float = setting(
+        0.95, change="hot", dim="S", low=0.0, high=1.0, unit="share of the attention mass"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

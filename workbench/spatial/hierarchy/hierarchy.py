@@ -122,6 +122,13 @@ class Hierarchy:
         """
         return self._lookups.estimate_load_s(keys)
 
+    def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
+        """Attention mass of each key that only slow tiers have.
+
+        None where it lies in DRAM or nowhere, or was never observed.
+        """
+        return self._lookups.masses_below(keys)
+
     def submit_load(self, keys: Sequence[TierKey]) -> int:
         """Pin the keys and start loading them; returns the job's id."""
         return self.jobs.submit(keys)

@@ -67,6 +67,14 @@ class Lookups:
                 return at
         return len(keys)
 
+    def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
+        """Attention mass of each key that only slow tiers have; None for all others."""
+        found: list[float | None] = []
+        for key in keys:
+            held = self._mover.dram.get(key) is None and self._mover.ladder.source(key)
+            found.append(held[1].facts.mass if held else None)
+        return found
+
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now, and to copy them up.
 

@@ -21,6 +21,7 @@ from workbench.request import Request
 from workbench.temporal.scheduling.lineages import Lineages
 from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Loaded, PendingLoad
 from workbench.temporal.scheduling.prefetch import Prefetch, Prestage
+from workbench.temporal.scheduling.retrieval import PartialStart, Retrieval
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
 
 MAX_WAITS = 200  # polls a request waits for a page that is still being written
@@ -52,6 +53,9 @@ class Fetcher:
         self.prefetch = Prefetch(self.hierarchy)
         self.prestage = Prestage(self.hierarchy, self.manager)
         self.lineages = Lineages(self.manager, self.hierarchy)
+        self.retrieval = Retrieval(
+            self.manager, self.store, self.hierarchy, self.counters, self.now_s
+        )
 
     # ---- down
 
@@ -85,10 +89,12 @@ class Fetcher:
         for result in self.hierarchy.poll():
             pending = self._pending.pop(result.job_id, None)
             if pending is None:
+                self.retrieval.arrived(result)
                 self.hierarchy.complete_load(result.job_id)
                 continue
             self._take(pending, result)
             ready.append(pending.request)
+        self.retrieval.expire()
         now_s = self.now_s()
         late = [pending for pending in self._pending.values() if pending.deadline_s < now_s]
         for pending in late:
@@ -156,16 +162,18 @@ class Fetcher:
         most = self.manager.most_hit_pages(request)
         lineages = self.lineages.behind(hit)
         best: list[PrefixKey] = []
+        found = hit.lineage
         for lineage in lineages:
             keys = self.manager.keys.row_keys(request, lineage)[first:most]
             if keys and (self._asks(request, keys) or self._may_wait(request, keys[:1])):
                 return Fetch.WAIT
             run = self._leading_hits(keys)
             if len(run) > len(best):
-                best = run
+                best, found = run, lineage
         if not best:
             return Fetch.ADMIT
-        if self.gate and not self._worth_it(best):
+        num_found, best = len(best), self.retrieval.choose(request, best, first, found)
+        if self.gate and not self._worth_it(best, num_found):
             self.counters.num_gated += 1
             self._no_fetch.add(request.request_id)
             return Fetch.ADMIT
@@ -198,10 +206,10 @@ class Fetcher:
         self._waits[request.request_id] = waits + 1
         return True
 
-    def _worth_it(self, keys: list[PrefixKey]) -> bool:
-        """Fetch only if it is predicted to be faster than recomputing (decision 7)."""
+    def _worth_it(self, keys: list[PrefixKey], num_pages: int) -> bool:
+        """Fetch only if it is predicted to be faster than recomputing the run (decision 7)."""
         load_s = self.hierarchy.estimate_load_s(keys)
-        recompute_s = self.recompute_s(len(keys) * self.manager.block_size)
+        recompute_s = self.recompute_s(num_pages * self.manager.block_size)
         self.counters.last_recompute_s = recompute_s or 0.0
         return recompute_s is None or load_s < recompute_s
 
@@ -216,20 +224,25 @@ class Fetcher:
 
     # ---- admission
 
-    def swap_record(self, request: Request) -> SwapRecord | None:
-        """The swap of a request if all its pages are at hand now."""
-        record = self.swaps.record(request)
+    def swap_record(self, request: Request) -> SwapRecord | PartialStart | None:
+        """The swap of a request if all its pages are at hand now, or its prefix with holes."""
+        record, loaded = self.swaps.record(request), self._loaded.get(request.request_id)
         if record is None:
-            return None
-        loaded = self._loaded.get(request.request_id)
+            return self.retrieval.begin(request, loaded)
         pages = loaded.pages if loaded else {}
         if all(key in pages for key in self.swaps.keys_below(record)):
             return record
         self.swaps.forget(request)
         return None
 
-    def restore(self, request: Request, record: SwapRecord) -> bool:
+    def restore(self, request: Request, record: SwapRecord | PartialStart) -> bool:
         """Give a swapped request its pages back; False (no room) changes nothing."""
+        if isinstance(record, PartialStart):
+            admitted = self.retrieval.admit(request, record)
+            if admitted:
+                pages = self._loaded[request.request_id].pages
+                self.write_pages(request, len(record.rows), [pages[key] for key in record.keys])
+            return admitted
         fresh = self.swaps.restore(request, record)
         if fresh is None:
             return False
@@ -279,6 +292,7 @@ class Fetcher:
         self.prefetch.forget(request_id)
         self.prestage.forget(request_id)
         self.swaps.forget(request)
+        self.retrieval.forget(request, finished=finished)
         if finished:
             for job_id, pending in list(self._pending.items()):
                 if pending.request is request:

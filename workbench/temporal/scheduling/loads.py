@@ -60,6 +60,8 @@ class FetchCounters:
     num_late_loads: int = 0  # given up at their deadline
     num_demoted_pages: int = 0
     num_swapped_pages: int = 0
+    num_left_out_pages: int = 0  # that requests began without, though a tier has them
+    num_late_pages: int = 0  # of those, written into their tables later
     last_load_s: float = 0.0
     last_recompute_s: float = 0.0
     gains: dict[str, TierGain] = field(default_factory=dict)  # by tier
