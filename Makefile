@@ -25,11 +25,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := $(VENV)/.constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: help app install model test test-long lint bench notebook clean
+.PHONY: help app install model test test-long test-transports lint bench notebook clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; do
-		printf '  make %-10s %s\n' "$$name" "$$text"; done
+		printf '  make %-15s %s\n' "$$name" "$$text"; done
 
 app: model ## install what is missing, fetch the model, open the dashboard
 	@$(BIN)/python workbench/preflight.py start $(PORT)
@@ -46,6 +46,10 @@ test: $(VENV)/.tests model ## run every test but the long ones
 
 test-long: $(VENV)/.tests model ## run the long tests, and name those that were skipped
 	@$(BIN)/python -m pytest -m long -rs -n 2 --dist worksteal $(PYTEST_ARGS)
+
+test-transports: .venv-transports/.done ## test the optional transports, NIXL and Mooncake, in .venv-transports
+	@.venv-transports/bin/python -m pytest -rs tests/spatial/test_disk_transports.py \
+		tests/spatial/test_mooncake_pool.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tests ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
@@ -94,6 +98,13 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.tests: $(VENV)/.installed
 	@$(PIP) install $(PIP_ARGS) --constraint $(CONSTRAINTS) --editable '.[test]'
+	touch $@
+
+# NIXL and Mooncake in an environment of their own; Mooncake needs libibverbs1 of the system.
+.venv-transports/.done: pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory VENV=.venv-transports .venv-transports/.tests
+	.venv-transports/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) \
+		--constraint .venv-transports/.constraints.txt --editable '.[test,transports]'
 	touch $@
 
 $(VENV)/.notebook: $(VENV)/.installed

@@ -26,18 +26,22 @@ class SizeCostView(msgspec.Struct, frozen=True, kw_only=True):
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
 
+    `way`: how its bytes move, such as `io_uring, O_DIRECT` or `NIXL POSIX, O_DIRECT`.
+
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
-    computing those again was predicted to take. `num_read_ios` and `num_write_ios`:
-    I/Os or requests its medium was asked for, None where that is not counted. `at_once`: blocks
-    that move together, with one latency. `sizes`: what transfers took while it was measured,
-    unthrottled, in the `probe_s` seconds after it was opened. `num_held`: blocks under a lease or
-    pin now; `num_soft`: those that go last.
+    computing those again was predicted to take. `num_refused` pages were not
+    taken and stores waited `slowed_s` because of a tier's backlog, which is `backlog_s` now.
+    `num_read_ios` and `num_write_ios`: I/Os or requests its medium was asked for, None where that
+    is not counted. `at_once`: blocks that move together, with one latency. `sizes`: what transfers
+    took while it was measured, unthrottled, in the `probe_s` seconds after it was opened.
+    `num_held`: blocks under a lease or pin now; `num_soft`: those that go last.
     """
 
     name: str
     medium: str
     place: str
+    way: str
     enabled: bool
     capacity_bytes: int
     used_bytes: int
@@ -45,6 +49,9 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     load: CostView
     store: CostView
     at_once: int
+    num_refused: int
+    slowed_s: float
+    backlog_s: float
     num_read_ios: int | None
     num_write_ios: int | None
     sizes: list[SizeCostView]
@@ -81,6 +88,43 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     expired: int
 
 
+class SpanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of one step in ms from its first transfer on, over the layers `first` to `last`.
+
+    `row`: the tier that loaded, `wait` where the step stood still, `compute` where it did not.
+    """
+
+    row: str
+    first: int
+    last: int
+    start_ms: float
+    end_ms: float
+
+
+class OverlapView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest step that loaded by layers: what moved, what waited, what was computed.
+
+    `hidden`: the share of the transfers' time in which the step did not wait for them.
+    """
+
+    request_ids: list[str]
+    spans: list[SpanView]
+    transfer_ms: float
+    wait_ms: float
+    compute_ms: float
+    hidden: float
+
+
+class PlacementView(msgspec.Struct, frozen=True, kw_only=True):
+    """By which policy blocks leave tiers, how often it failed, and pages left out or late."""
+
+    policy: str
+    num_faults: int
+    retrieval: str
+    num_left_out: int
+    num_late: int  # of those, written into their tables later
+
+
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     """All tiers below HBM, and what a fetch is weighed against.
 
@@ -98,7 +142,9 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int
     num_failed_pages: int
     damages: list[str]
+    overlap: OverlapView | None = None
     store: StoreView | None = None
+    placement: PlacementView | None = None
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

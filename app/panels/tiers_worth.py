@@ -41,6 +41,18 @@ def _worth() -> None:
         pd.DataFrame(rows), hide_index=True, row_height=28, alt=texts("tiers.worth_alt"),
     )  # fmt: skip
     st.caption(_gate_line(page, report))
+    for tier in report.tiers:
+        if tier.num_refused or tier.slowed_s:
+            st.caption(_backlog_line(page, tier))
+    for line in _placement_lines(page, report):
+        st.caption(line)
+    ways = [
+        texts("tiers.moved_by", tier=tier.name, medium=tier.medium, way=tier.way)
+        for tier in report.tiers
+        if tier.enabled and tier.way
+    ]
+    if ways:
+        st.caption(" ".join(ways))
     if report.store is not None:
         told = msgspec.structs.asdict(report.store)
         st.caption(texts("tiers.store_line", **told))
@@ -65,6 +77,16 @@ def _row(page: Page, tier: TierReport) -> dict[str, Any]:
         texts("tiers.column.ios"): _ios(tier),
         texts("tiers.column.source"): tier.provenance,
     }
+
+
+def _backlog_line(page: Page, tier: TierReport) -> str:
+    return page.texts(
+        "tiers.backlog_line",
+        tier=tier.name,
+        refused=f"{tier.num_refused:,}",
+        slowed=f"{tier.slowed_s * 1e3:,.0f}",
+        now=f"{tier.backlog_s * 1e3:,.0f}",
+    )
 
 
 def _ios(tier: TierReport) -> str:
@@ -92,6 +114,19 @@ def _gate_line(page: Page, report: TiersReport) -> str:
     return page.texts(
         key, gated=report.num_gated, late=report.num_late, failed=report.num_failed_pages
     )
+
+
+def _placement_lines(page: Page, report: TiersReport) -> list[str]:
+    """Where the policy failed, and what was left out: a line each, where there is anything."""
+    told, lines = report.placement, []
+    if told is not None and told.num_faults:
+        lines.append(
+            page.texts("tiers.policy_faults", policy=told.policy, n=f"{told.num_faults:,}")
+        )
+    if told is not None and told.num_left_out:
+        counts = {"out": f"{told.num_left_out:,}", "late": f"{told.num_late:,}"}
+        lines.append(page.texts("tiers.left_out", **counts))
+    return lines
 
 
 def show_flow(page: Page, report: TiersReport) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from app.text import Texts
-from workbench.tier_views import BlockMove, TiersReport
+from workbench.tier_views import BlockMove, OverlapView, TiersReport
 
 GREY = "rgba(128, 128, 128, .9)"
 # Okabe-Ito, with a dash and a shape of its own a tier, because colour alone tells too little.
@@ -78,6 +78,31 @@ def journey_figure(texts: Texts, moves: Sequence[BlockMove], names: Sequence[str
     figure.update_xaxes(title=texts("tiers.journey_time"), rangemode="tozero")
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=list(names)[::-1])
     return laid_out(figure, height=240)
+
+
+def overlap_figure(texts: Texts, overlap: OverlapView) -> go.Figure:
+    """Transfers, waiting and computing of one step, a row each, by groups of layers."""
+    tiers = list(dict.fromkeys(s.row for s in overlap.spans if s.row in LOOKS))
+    rows = [*tiers, "wait", "compute"]
+    names = {row: row if row in LOOKS else texts(f"tiers.overlap.{row}") for row in rows}
+    figure = go.Figure()
+    for row in rows:
+        spans = [span for span in overlap.spans if span.row == row]
+        colour = LOOKS[row][0] if row in LOOKS else GREY if row == "wait" else LOOKS["G1"][0]
+        figure.add_bar(
+            y=[names[row]] * len(spans), base=[span.start_ms for span in spans], orientation="h",
+            x=[span.end_ms - span.start_ms for span in spans], showlegend=False,
+            marker={"color": colour, "line": {"width": 1, "color": GREY},
+                    "pattern": {"shape": "/" if row == "wait" else ""}},
+            customdata=[
+                texts("tiers.overlap_layers", first=span.first, last=span.last) for span in spans
+            ],
+            hovertemplate="%{customdata}: %{base:.1f} + %{x:.1f} ms<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title=texts("tiers.overlap_time"), rangemode="tozero")
+    figure.update_yaxes(type="category", categoryarray=[names[row] for row in rows][::-1])
+    figure.update_layout(barmode="overlay")
+    return laid_out(figure, height=90 + 44 * len(rows))
 
 
 def _faint(colour: str) -> str:

@@ -11,6 +11,7 @@ from app.panels.tab_sync import watch_tab
 from app.panels.tiers_cost import show_cost
 from app.panels.tiers_faults import show_faults
 from app.panels.tiers_journey import show_journey
+from app.panels.tiers_overlap import show_overlap
 from app.panels.tiers_worth import show_flow, show_worth, tiers_of
 
 LEFT_PX, RIGHT_PX = 288, 280
@@ -46,8 +47,8 @@ def _main(page: Page) -> None:
     if report is None:
         st.caption(texts("tiers.not_yet"))
         return
-    names = ("worth", "cost", "flow", "journey")
-    worth, cost, flow, journey = st.tabs([texts(f"tiers.tab.{name}") for name in names])
+    names = ("worth", "cost", "flow", "journey", "overlap")
+    worth, cost, flow, journey, overlap = st.tabs([texts(f"tiers.tab.{name}") for name in names])
     with worth:
         show_worth()
     with cost:
@@ -56,4 +57,6 @@ def _main(page: Page) -> None:
         show_flow(page, report)
     with journey:
         show_journey(page)
+    with overlap:
+        show_overlap(page, report)
     st.button(texts("tiers.refresh"), key="tiers_refresh", help=texts("tiers.refresh_help"))

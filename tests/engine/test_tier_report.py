@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine.harness import Runner, build, pages, tokens
+from workbench.cache import row_slices
 from workbench.engine.views.tier_report import damage, journey, tiers_report
 from workbench.errors import SettingError
 
@@ -32,6 +33,33 @@ def test_fetched_tokens_are_those_that_a_request_took() -> None:
     assert per_token == pytest.approx(report.recompute_s_per_token, rel=0.9)
     assert report.block_tokens == 4 and report.block_bytes == pages(1) * 2**20
     assert dram.load.samples and dram.load.bytes_per_s > 0
+    runner.engine.close()
+
+
+def test_a_load_by_layers_tells_what_hid_behind_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tiers_report(evicted_and_asked_again().engine).overlap is None
+    monkeypatch.setattr(row_slices, "LEAST_SLICE_BYTES", 1)
+    runner = evicted_and_asked_again({"tiers.dram_mib": 0.0, "tiers.load": "layerwise"})
+    overlap = tiers_report(runner.engine).overlap
+    assert overlap is not None and overlap.request_ids == ["3"]
+    rows = {row: [s for s in overlap.spans if s.row == row] for row in ("G3", "wait", "compute")}
+    for spans in rows.values():
+        assert [(span.first, span.last) for span in spans] == [(0, 0), (1, 1)]
+        assert all(span.start_ms <= span.end_ms for span in spans)
+    assert overlap.transfer_ms <= sum(s.end_ms - s.start_ms for s in rows["G3"]) + 1e-9
+    ends = [span.end_ms for span in rows["wait"]]
+    assert [span.start_ms for span in rows["compute"]] == ends  # a layer begins when it is there
+    assert 0.0 <= overlap.hidden <= 1.0
+    runner.engine.close()
+
+
+def test_policy_and_what_was_left_out_are_told() -> None:
+    skip = {"tiers.dram_mib": 0.0, "tiers.retrieval": "late", "tiers.retrieval_share": 0.5,
+            "retention.sink_tokens": 4, "retention.window_tokens": 8}  # fmt: skip
+    runner = evicted_and_asked_again({"tiers.policy": "importance"} | skip)
+    told = tiers_report(runner.engine).placement
+    assert told is not None and (told.policy, told.retrieval) == ("importance", "late")
+    assert told.num_faults == 0 and told.num_left_out > 0 and told.num_late <= told.num_left_out
     runner.engine.close()
 
 

@@ -73,6 +73,8 @@ REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"retention.positions": "compact"}, "retention.sparse", "quest", "retention.positions"),
     ({"cache.k_format": "int8"}, "tiers.disk_codec", "cachegen", "the cache has int8"),
     ({"tiers.disk_mib": 8.0}, "tiers.disk_path", FILE, FILE),
+    ({}, "tiers.shared", "mooncake", "Mooncake is not installed"),
+    ({"tiers.disk_mib": 8.0}, "tiers.disk_transport", "nixl", "NIXL is not installed"),
     ({"tiers.disk_codec": "planes+zstd"}, "tiers.disk_layout", "layer_first", "into one blob"),
     ({}, "tiers.disk_keep", True, "tiers.disk_path is empty"),
     ({}, "tiers.object_url", "s3://me:secret@bucket/x", "no user or password"),

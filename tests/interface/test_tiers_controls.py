@@ -5,9 +5,10 @@ from streamlit.testing.v1 import AppTest
 from app import engine_owner
 from app.text import load_texts
 from app.tiers.cost_figures import cost_figure, fetch_seconds
-from app.tiers.figures import flow_figure, journey_figure
+from app.tiers.figures import flow_figure, journey_figure, overlap_figure
 from tests.interface.dashboard import ROOT, wait_for
 from tests.interface.dashboard_page import checked, turn
+from workbench.client import EngineClient
 from workbench.request import RequestSpec, SamplingParams
 from workbench.tier_views import BlockMove
 
@@ -29,6 +30,7 @@ def test_without_tiers_it_says_what_will_stand_here(owner: engine_owner.EngineOw
     assert "No tier is on: give DRAM or disk some MiB" in words(app)
     assert "Nothing has moved between tiers yet" in words(app)
     assert "No block has left HBM yet" in words(app)
+    assert "No request has loaded by layers yet" in words(app)
     assert "Turn a tier on first: there is nothing to damage." in words(app)
     assert app.button(key="fault_corrupt_dram").disabled and app.button(key="fault_slow").disabled
 
@@ -71,7 +73,23 @@ def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None
     moves = client.journey(travelled[0].key)
     picture = journey_figure(texts, moves, [tier.name for tier in client.snapshot().tiers])
     assert sum(len(trace.x) for trace in picture.data[1:]) == len(moves)
+    _ask_by_layers(client)
+    overlap = client.tiers().overlap
+    assert overlap is not None and f"{overlap.wait_ms:,.1f} ms" in words(opened())
+    strip = overlap_figure(texts, overlap)
+    assert sum(len(trace.x) for trace in strip.data) == len(overlap.spans)
     client.set_speed(0.1)
+
+
+def _ask_by_layers(client: EngineClient) -> None:
+    """A prompt that has left HBM, with its load layer by layer."""
+    client.apply({"tiers.load": "layerwise"})
+    for seed in (1, 2):
+        tokens = [(seed * 31 + i) % 250 for i in range(900)]
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+        request_id = client.submit(RequestSpec(token_ids=tokens, sampling=sampling))
+        wait_for(lambda r=request_id: client.outputs(r).is_finished, 30, lambda: "it never ended")
+    client.apply({"tiers.load": "whole"})
 
 
 def test_a_block_is_held_and_let_go_by_button(owner: engine_owner.EngineOwner) -> None:

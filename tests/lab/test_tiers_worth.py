@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from workbench.cache import row_slices
 from workbench.errors import RequestError
-from workbench.lab import fault_run, prestage_bench, restart_bench
+from workbench.lab import fault_run, overlap_bench, prestage_bench, restart_bench
 from workbench.lab.fault_run import content, measure_faults
 from workbench.lab.figures import Figure
+from workbench.lab.overlap_bench import Times, measure_overlap
 from workbench.lab.prestage_bench import measure_prestage
 from workbench.lab.restart_bench import measure_restart
 from workbench.lab.trace_replay import measure_trace, tails_first, touched_in_order
@@ -45,6 +47,20 @@ def test_nothing_wrong_is_read_and_nothing_lost_under_faults(tmp_path: Path) -> 
 def test_prestaging_spares_waiting_for_pages() -> None:
     (figure,) = measure_prestage(quiet, prestage_bench.QUICK)
     assert figure.provenance == "throttled" and figure.value is not None and 0 < figure.value < 1
+
+
+def test_overlap_is_measured_on_the_disk_and_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_slices, "LEAST_SLICE_BYTES", 1)  # the small model's rows have slices
+    found = by_name(measure_overlap(quiet, overlap_bench.QUICK))
+    disk, slowed = found["overlap_efficiency_disk"], found["overlap_efficiency_throttled"]
+    assert (disk.provenance, slowed.provenance) == ("measured", "throttled")
+    assert "by 4 slices" in disk.note and "MB/s" in slowed.note
+
+
+def test_efficiency_is_the_share_of_what_could_be_hidden() -> None:
+    assert Times(compute_s=4.0, serial_s=7.0, layered_s=4.0).efficiency == 1.0
+    assert Times(compute_s=4.0, serial_s=7.0, layered_s=7.0).efficiency == 0.0
+    assert Times(compute_s=2.0, serial_s=5.0, layered_s=4.0).efficiency == 0.5
 
 
 def test_pages_of_different_keys_share_no_word() -> None:

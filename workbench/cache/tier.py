@@ -7,7 +7,7 @@ Nothing is visible before it is written and its checksums are stored; every cros
 A tier that fails is a counted miss: no method below raises for an I/O fault.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -42,6 +42,16 @@ class LoadResult:
     seconds: float
 
 
+@dataclass(frozen=True)
+class SliceSpan:
+    """When one slice of a job's pages moved up from a tier, in seconds of the engine's clock."""
+
+    tier: str
+    number: int
+    start_s: float
+    end_s: float
+
+
 class KVHierarchy(Protocol):
     """All tiers below HBM behind one interface; the engine thread alone calls it."""
 
@@ -63,8 +73,31 @@ class KVHierarchy(Protocol):
     def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
         """Carried attention mass of each key that only slow tiers have; None for all others."""
 
-    def submit_load(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys and start loading them; returns the job's id."""
+    def submit_load(
+        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+    ) -> int:
+        """Pin the keys and start loading them; returns the job's id.
+
+        With more than one slice nothing is read before `begin_load`. `compute_s`: seconds of
+        compute that the load can hide behind, infinite where nobody waits.
+        """
+
+    def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
+        """Start a job: by slices, into the pages' places in HBM where possible, or as a whole."""
+
+    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
+        """Whether all keys lie where they can be loaded by so many slices."""
+
+    def wait_slices(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
+        """Block until so many leading slices of a job's pages are there, or never will be."""
+
+    def copy_slices(
+        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
+    ) -> bool:
+        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`."""
+
+    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
+        """The tier of each page of a job, and when which slices moved so far."""
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

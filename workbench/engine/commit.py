@@ -45,10 +45,18 @@ def commit(engine: "Engine", batch: ForwardBatch) -> None:
 
 
 def roll_back(engine: "Engine") -> bool:
-    """Undo a step that read damaged values: nothing of it counts, and who holds them recomputes.
+    """Undo a step that read damaged bytes: nothing of it counts, and who holds them recomputes.
 
-    False where there were none, and the step stands.
+    Pages that came up by layers, or values below. False where all was well: the step stands.
     """
+    failed = engine.fetcher.end_layers()
+    for request in failed:
+        engine.scheduler.preempt(request, reason="lost_pages", damaged=True)
+    return _forget_values(engine) or bool(failed)
+
+
+def _forget_values(engine: "Engine") -> bool:
+    """Whether values below turned out to be lost, and are forgotten with who holds them."""
     values, manager = engine.stack.values, engine.stack.manager
     if values is None or not values.lost:
         return False
@@ -56,7 +64,7 @@ def roll_back(engine: "Engine") -> bool:
     for request in list(engine.scheduler.running):
         held = manager.requests[request.request_id].all_blocks()
         if np.isin(held, lost).any():
-            engine.scheduler.preempt(request, reason="lost_values")
+            engine.scheduler.preempt(request, reason="lost_values", damaged=True)
     for block in lost:
         row = engine.stack.pool.row_of[block]
         if row is not None:

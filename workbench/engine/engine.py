@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from workbench.cache.lifetimes import Lifetimes
+from workbench.cache.row_slices import row_slices
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
@@ -152,6 +153,7 @@ class Engine:
             stack.runner.split = SplitReads(stack, stack.values)
         self.fetcher = Fetcher(
             stack.manager, stack.store, self.hierarchy, self.metrics.recompute_s, self.clock.now_s,
+            row_slices(stack.geometry, stack.specs.full),
             on_load=self.moves.loaded, counters=self.fetch_counters,
         )  # fmt: skip
         self.scheduler.bind(stack.manager, self.fetcher)
@@ -192,6 +194,7 @@ class Engine:
         self.num_steps += 1
         self.log.step = self.stack.pool.step = self.num_steps
         self.hierarchy.begin_step(self.num_steps)
+        roll_back(self)  # what a step that broke off has left
         self.recorder.start()
         out = self.scheduler.schedule()
         self._after_schedule(out)
@@ -206,6 +209,7 @@ class Engine:
                 reduce=self.config.retention.gqa_reduce,
                 see=self.retainer.watch(batch),
                 retention=self.config.retention,
+                arrive=self.fetcher.layers.arrive,
             )
             self.recorder.ran(runner.timing)
             if not roll_back(self):
@@ -213,6 +217,7 @@ class Engine:
             view = self.recorder.finish(self.num_steps, batch)
             self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
         else:  # loads, or answers of a shared tier, are all there is to wait for
+            roll_back(self)
             self.hierarchy.wait_io(WAIT_FOR_LOADS_S)
         self.watchdog.observe(self)
         if self.byte_guard is not None:

@@ -1,5 +1,6 @@
 """One forward pass over a scheduled batch: tables, kernels, logits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,13 +119,15 @@ class ModelRunner:
         reduce: str = "mean",
         see: SeeQueries | None = None,
         retention: RetentionSettings | None = None,
+        arrive: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(logits fp32 [M, vocab], mass or None).
 
         mass: fp32 [R, num_groups, T] by stored slot, averaged over a group's layers and heads; the
         query heads of a KV head are reduced by `reduce`. `see` gets the queries of each layer.
         With `norms`, `key_norms` holds the length of each new key, alike: float [N, num_groups].
-        `retention` says which pages are read (default: all).
+        `retention` says which pages are read (default: all). `arrive(layer)` is called before the
+        pages of a layer are read.
         """
         started = self.clock.now_s()
         self.timing = StepTiming()
@@ -146,6 +149,7 @@ class ModelRunner:
             see=see,
             sparse=sparse,
             split=self.split,
+            arrive=arrive,
         )
         device = self.store.device
         logits = self.decoder.forward(

@@ -30,6 +30,7 @@ class StepTiming:
 
     forward_s: float = 0.0
     attention_s: float = 0.0
+    load_s: float = 0.0  # stood still for what comes up by layers
     timers: Timers = field(default_factory=Timers)
     traffic: ReadTraffic = field(default_factory=ReadTraffic)
 
@@ -59,8 +60,9 @@ class StepAttention:
         see: SeeQueries | None = None,
         sparse: SparseReads | None = None,
         split: SplitReads | None = None,
+        arrive: Callable[[int], None] | None = None,
     ) -> None:
-        self._split = split
+        self._split, self._arrive = split, arrive
         self._geometry = geometry
         self._classes = manager.pool.classes
         self._store = store
@@ -96,6 +98,10 @@ class StepAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention [N, Hq * D] of q [N, Hq, D], with k and v [N, Hkv, D] stored first."""
         begun = self._clock.now_s()
+        if self._arrive is not None:
+            self._arrive(layer)  # what is read of this layer may still be on its way up
+            waited_from, begun = begun, self._clock.now_s()
+            self._timing.load_s += begun - waited_from
         kernels, store = self._store.kernels, self._store
         layer_set, local = self._geometry.layer_set_of(layer)
         plans = self._plans[layer_set.index]

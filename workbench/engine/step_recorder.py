@@ -33,6 +33,7 @@ class StepRecorder:
         """The step is over: its parts in ms."""
         wall_s = self._clock.now_s() - self._started_s
         timing, timers = self._timing, self._timing.timers
+        computed_s = timing.forward_s - timing.load_s
         scheduler_s = self._scheduled_s - self._started_s
         num_tokens, num_decodes = int(batch.q_lens.sum()), count_decodes(batch)
         self.last = StepView(
@@ -43,11 +44,11 @@ class StepRecorder:
             wall_ms=wall_s * 1e3,
             cpu_ms=(self._clock.cpu_s() - self._cpu_s) * 1e3,
             attention_ms=max(0.0, timing.attention_s - timers.gather_s - timers.dequant_s) * 1e3,
-            linears_ms=max(0.0, timing.forward_s - timing.attention_s) * 1e3,
+            linears_ms=max(0.0, computed_s - timing.attention_s) * 1e3,
             gather_ms=timers.gather_s * 1e3,
             dequant_ms=timers.dequant_s * 1e3,
             scheduler_ms=scheduler_s * 1e3,
-            other_ms=max(0.0, wall_s - timing.forward_s - scheduler_s) * 1e3,
+            other_ms=max(0.0, wall_s - computed_s - scheduler_s) * 1e3,
         )
         return self.last
 

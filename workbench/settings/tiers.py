@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from workbench.errors import SettingError
 from workbench.settings.declare import Section, setting
 
+DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
 DISK_LAYOUTS = ("block_first", "layer_first")
+OBJECT_SPLITS = ("order", "equal", "slack")
+BACKPRESSURES = ("off", "wait", "refuse")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
-SHARED_TIERS = ("off", "store", "valkey")
+SHARED_TIERS = ("off", "store", "valkey", "mooncake")  # the last: an optional package
 WRITES = ("back", "through", "selective")
 RETRIEVALS = ("all", "late", "skip")  # of pages with little attention mass
 PREFETCHES = ("wait", "timeout", "best_effort")
 INCLUSIONS = ("inclusive", "exclusive")
+LOADS = ("whole", "layerwise")
 PLACEMENTS = ("lru", "cost", "importance")  # and what an engine's registry has besides
 ADMISSIONS = ("presence", "frequency", "tinylfu")
 FLOAT_CODECS = ("cachegen",)  # of numbers, not of bytes: pages have to hold them as they are
@@ -34,6 +38,7 @@ class TierSettings(Section, section="tiers"):
     policy: str = setting("lru", change="hot", dim="S", choices=PLACEMENTS, own=True, main=True)
     gate: bool = setting(True, change="hot", dim="S")
     disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
+    disk_transport: str = setting("direct", change="hot", dim="S", choices=DISK_TRANSPORTS)
     disk_layout: str = setting("block_first", change="hot", dim="S", choices=DISK_LAYOUTS)
     disk_coalesce: bool = setting(True, change="hot", dim="S")
     dram_throttle_mb_s: float = setting(
@@ -54,6 +59,9 @@ class TierSettings(Section, section="tiers"):
     object_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )
+    object_split: str = setting("order", change="hot", dim="S", choices=OBJECT_SPLITS)
+    backpressure: str = setting("off", change="hot", dim="S", choices=BACKPRESSURES)
+    backlog_s: float = setting(1.0, change="hot", dim="S", low=0.0, high=60.0, unit="s")
     write: str = setting("back", change="hot", dim="S", choices=WRITES)
     write_hits: int = setting(2, change="hot", dim="S", low=1, high=1000, unit="hits")
     inclusive: str = setting("inclusive", change="hot", dim="S", choices=INCLUSIONS)
@@ -65,6 +73,7 @@ class TierSettings(Section, section="tiers"):
         0.05, change="hot", dim="S", low=0.0, high=0.9, unit="share of a tier"
     )
 
+    load: str = setting("whole", change="hot", dim="T", choices=LOADS)
     prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
     retrieval: str = setting("all", change="hot", dim="S", choices=RETRIEVALS)

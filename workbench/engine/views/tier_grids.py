@@ -38,7 +38,7 @@ class TierGrids:
             empty = {name: np.zeros(0, np.uint8) for name in PLANES}
             return TierGrid(name=stats.name, num_cells=0, slab_bytes=0, slabs=[]), empty
         row_bytes = sum(spec.page_bytes for spec in engine.stack.specs.full)
-        charge = engine.hierarchy.charge(stats.name, row_bytes, engine.fetcher.num_slices)
+        charge = engine.hierarchy.charge(stats.name, row_bytes, engine.fetcher.layers.num_slices)
         present = engine.stack.manager.classes[0]
         cells = self.cells[stats.name]
         count, planes = cells.update(

@@ -60,15 +60,17 @@ class TierNotes:
         index, count = self._engine.stack.pool.index, 0
         parent_key = row.parent_key
         while parent_key:
+            note = self._notes.get(parent_key)
+            if note is not None and note.page >= 0:
+                return note.page + 1 + count
             parent = index.get(parent_key)
             if parent is None:
-                note = self._notes.get(parent_key)
-                return note.page + 1 + count if note is not None and note.page >= 0 else -1
+                return -1
             count, parent_key = count + 1, parent.parent_key
         return count
 
     def _num_entries(self) -> int:
-        return sum(len(self._engine.hierarchy.entries(tier)) for tier in TIERS_BELOW)
+        return self._engine.hierarchy.num_entries
 
     def _forget_gone(self) -> None:
         held = {row[0] for tier in TIERS_BELOW for row in self._engine.hierarchy.entries(tier)}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.cache.keys import key_text
+from workbench.engine.views.overlap_view import overlap_view
 from workbench.errors import SettingError
 from workbench.spatial.hierarchy.cost_probe import SizeCost
 from workbench.spatial.hierarchy.counters import FitStats, TierStats
@@ -17,6 +18,7 @@ from workbench.temporal.scheduling.loads import TierGain
 from workbench.tier_views import (
     BlockMove,
     CostView,
+    PlacementView,
     SizeCostView,
     StoreView,
     TierReport,
@@ -26,8 +28,12 @@ from workbench.tier_views import (
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
-KINDS = {"disk": "disk", "store": "shared store", "valkey": "Valkey", "objects": "objects"}
+KINDS = {
+    "disk": "disk", "store": "shared store", "valkey": "Valkey", "mooncake": "Mooncake",
+    "objects": "objects",
+}  # fmt: skip
 USUAL = {"G2": "DRAM", "G3": "disk", "G3.5": "shared store", "G4": "objects"}
+OPTIONAL = ("NIXL", "kvikio")  # transports named wherever the medium is
 HOLDS = ("lease", "hard", "soft", "none")
 MOST_HELD_S = 86_400.0
 MOST_TRAVELLED = 40  # blocks offered where none is named
@@ -49,7 +55,15 @@ def tiers_report(engine: "Engine") -> TiersReport:
         num_late=counters.num_late_loads,
         num_failed_pages=counters.num_failed_pages,
         damages=list(FAULTS),
+        overlap=overlap_view(engine.fetcher.layers.last),
         store=_store(engine.hierarchy.shared_usage()),
+        placement=PlacementView(
+            policy=engine.config.tiers.policy,
+            num_faults=engine.hierarchy.mover.placer.num_faults,
+            retrieval=engine.config.tiers.retrieval,
+            num_left_out=counters.num_left_out_pages,
+            num_late=counters.num_late_pages,
+        ),
     )
 
 
@@ -71,6 +85,7 @@ def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
         name=stats.name,
         medium=medium_name(stats),
         place=stats.place,
+        way=stats.way,
         enabled=stats.on,
         capacity_bytes=stats.capacity_bytes,
         used_bytes=stats.used_bytes,
@@ -78,6 +93,9 @@ def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
         load=_cost(stats.fit),
         store=_cost(stats.store_fit),
         at_once=1 if stats.name == "G2" else MOST_AT_ONCE,
+        num_refused=stats.num_refused,
+        slowed_s=stats.slowed_s,
+        backlog_s=stats.backlog_s,
         num_read_ios=None if stats.ios is None else stats.ios.num_reads,
         num_write_ios=None if stats.ios is None else stats.ios.num_writes,
         sizes=[_size(size) for size in stats.probe.sizes],
@@ -119,7 +137,9 @@ def _size(size: SizeCost) -> SizeCostView:
 
 def medium_name(stats: TierStats) -> str:
     """What a tier's bytes lie on, in a word; where it is off, what they would lie on."""
-    return KINDS.get(stats.kind) or USUAL.get(stats.name, stats.name)
+    name = KINDS.get(stats.kind) or USUAL.get(stats.name, stats.name)
+    other = next((word for word in OPTIONAL if stats.way.startswith(word)), "")
+    return f"{name} ({other})" if other else name
 
 
 def journey(engine: "Engine", key: str) -> list[BlockMove]:

@@ -12,6 +12,18 @@ from pathlib import Path
 
 _SHUTDOWN_S = 3.0
 _LOCK = "alive"
+_WATCHED = (
+    'exec 3<&0; "$@" </dev/null 3<&- & child=$!; '
+    '{ read -r _ <&3; kill -9 "$child"; } 2>/dev/null & wait "$child"; kill $! 2>/dev/null'
+)
+
+
+def watched(command: Sequence[str]) -> list[str]:
+    """A command that does not watch its standard input, under a shell that does.
+
+    The end of the pipe ends the command, and the end of the command ends the shell.
+    """
+    return ["sh", "-c", _WATCHED, "sh", *command]
 
 
 class Companion:

@@ -13,7 +13,7 @@ import select
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from workbench.spatial.hierarchy.aligned import ALIGN
 from workbench.spatial.hierarchy.io_counts import IoCounts
@@ -40,6 +40,7 @@ class DiskWays:
 
     `ring`: io_uring at `depth`, else one system call an I/O. `direct`: past the page cache.
     `coalesce`: whether pieces that follow each other are gathered. `layout`: see `disk_layout`.
+    `transport`: another library in the place of both, as `disk_transports` has it.
     """
 
     ring: bool = True
@@ -47,13 +48,35 @@ class DiskWays:
     depth: int = DEPTH
     coalesce: bool = True
     layout: str = "block_first"
+    transport: str = "direct"
+
+
+class FileIo(Protocol):
+    """What moves pieces between memory and a file; one thread at a time.
+
+    `coalesce`: whether what follows each other is one I/O, where the way knows of that.
+    """
+
+    counts: IoCounts
+    coalesce: bool
+
+    @property
+    def way(self) -> str:
+        """How bytes move, for the screen."""
+
+    def run(self, pieces: Iterable[Piece], write: bool) -> dict[int, str]:
+        """Move all pieces; returns the fault's word of each owner that failed, and raises none.
+
+        Pieces may come from a generator: what is gathered of them is moving already while the next
+        ones are made.
+        """
+
+    def close(self) -> None:
+        """Give back what was opened beside the file."""
 
 
 class DirectIo:
-    """Runs batches of pieces on an open file; one thread at a time.
-
-    Nothing here raises for a fault of the file: `run` returns it.
-    """
+    """A `FileIo` by io_uring, or by one system call an I/O."""
 
     def __init__(self, file: int, ways: DiskWays | None = None) -> None:
         ways = ways or DiskWays()
@@ -68,11 +91,7 @@ class DirectIo:
         return "io_uring" if self._ring is not None else "preadv"
 
     def run(self, pieces: Iterable[Piece], write: bool) -> dict[int, str]:
-        """Move all pieces; returns the fault's word of each owner that failed.
-
-        Pieces may come from a generator: what is gathered of them is moving already while the next
-        ones are made.
-        """
+        """Move all pieces; returns the fault's word of each owner that failed."""
         ios = self._count(gather(pieces) if self.coalesce else ([p] for p in pieces), write)
         if self._ring is not None:
             partial = self._ring.run(self._file, ios, write)
@@ -80,24 +99,11 @@ class DirectIo:
                 self.close()
         else:
             partial = [io for io in ios if not self._move_all(io, write)]
-        failed: dict[int, str] = {}
-        for io in partial:  # rare: find out which of its pieces it was
-            for piece in io:
-                reason = self._move(piece, write)
-                if reason:
-                    failed.setdefault(piece.owner, reason)
-        return failed
+        return move_singly(self._file, [piece for io in partial for piece in io], write)
 
     def _count(self, ios: Iterable[list[Piece]], write: bool) -> Iterator[list[Piece]]:
-        counts = self.counts
         for io in ios:
-            num_bytes = sum(len(piece.view) for piece in io)
-            if write:
-                counts.num_writes += 1
-                counts.written_bytes += num_bytes
-            else:
-                counts.num_reads += 1
-                counts.read_bytes += num_bytes
+            self.counts.count(sum(len(piece.view) for piece in io), write)
             yield io
 
     def close(self) -> None:
@@ -110,22 +116,33 @@ class DirectIo:
         call = os.pwritev if write else os.preadv
         try:
             moved = call(self._file, [piece.view for piece in io], io[0].offset)
-        except OSError:  # told by `_move`, which meets it again
+        except OSError:  # told by `move_singly`, which meets it again
             return False
         return moved == sum(len(piece.view) for piece in io)
 
-    def _move(self, piece: Piece, write: bool) -> str:
-        call = os.pwritev if write else os.preadv
-        done = 0
-        while done < len(piece.view):
-            try:
-                moved = call(self._file, [piece.view[done:]], piece.offset + done)
-            except OSError as error:
-                return fault_reason(error)
-            if moved == 0 or moved % ALIGN:  # the file ends here
-                return "disk_full" if write else "truncated"
-            done += moved
-        return ""
+
+def move_singly(file: int, pieces: Iterable[Piece], write: bool) -> dict[int, str]:
+    """Try again, one by one, what did not move: the fault's word of each owner that fails."""
+    failed: dict[int, str] = {}
+    for piece in pieces:
+        reason = _move(file, piece, write)
+        if reason:
+            failed.setdefault(piece.owner, reason)
+    return failed
+
+
+def _move(file: int, piece: Piece, write: bool) -> str:
+    call = os.pwritev if write else os.preadv
+    done = 0
+    while done < len(piece.view):
+        try:
+            moved = call(file, [piece.view[done:]], piece.offset + done)
+        except OSError as error:
+            return fault_reason(error)
+        if moved == 0 or moved % ALIGN:  # the file ends here
+            return "disk_full" if write else "truncated"
+        done += moved
+    return ""
 
 
 def gather(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -12,13 +12,16 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
-from workbench.spatial.hierarchy.direct_io import DirectIo, DiskWays
+from workbench.spatial.hierarchy.direct_io import DiskWays, FileIo
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
 from workbench.spatial.hierarchy.disk_layout import place
 from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
 from workbench.spatial.hierarchy.disk_record import Placed, page_blocks
+from workbench.spatial.hierarchy.disk_slices import DiskSlices
 from workbench.spatial.hierarchy.disk_space import (
     SMALLEST_PAGE_BLOCKS,
     DiskSpace,
@@ -28,10 +31,18 @@ from workbench.spatial.hierarchy.disk_space import (
 )
 from workbench.spatial.hierarchy.disk_table import DiskTable
 from workbench.spatial.hierarchy.disk_transfers import DiskTransfers, Write
+from workbench.spatial.hierarchy.disk_transports import SwitchedIo, open_io
 from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_counts import IoCounts
 from workbench.spatial.hierarchy.io_errors import fault_reason
-from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
+from workbench.spatial.hierarchy.medium import (
+    Done,
+    Get,
+    MediumFault,
+    PageRecord,
+    Put,
+    SliceReader,
+)
 
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
 
@@ -70,17 +81,20 @@ class DiskFile:
         self.place = self._folder.file_path
         self._index: dict[bytes, _Kept] = {}
         self._limbo: list[Run] = []  # of removed pages, until their entries are cleared on the file
-        self.layout = ways.layout
+        self.layout, self._transport = ways.layout, ways.transport
+        self._next: tuple[str, FileIo] | None = None
         self._generation = self._clock = 0
         self._closed = False
         try:
             self._file, self._direct = open_file(self.place, ways.direct)
-            self._io = DirectIo(self._file, ways)
+            self._io = SwitchedIo(open_io(self._file, ways))
             self._transfers = DiskTransfers(self._io)
             self._table = DiskTable(self._io)
             self._start()
-        except (OSError, TierError) as error:
-            why = refuse(self.place, capacity_bytes, error)
+        except (OSError, TierError, MediumFault) as error:
+            why = error
+            if not isinstance(error, MediumFault):
+                why = refuse(self.place, capacity_bytes, error)
             self._let_go(keep=not hasattr(self, "_file") or os.fstat(self._file).st_size > 0)
             raise why from None
 
@@ -171,6 +185,36 @@ class DiskFile:
             done[reads[row][0]] = Done(reason)
         return done
 
+    def slices(
+        self, records: Sequence[PageRecord], outs: Sequence[np.ndarray]
+    ) -> SliceReader | None:
+        """Reads neighbours' slices by one call each; None where they are no neighbours.
+
+        Another transport than our own takes ranges.
+        """
+        if self._transport != "direct":
+            return None
+        kept = [self._index.get(record.key) for record in records]
+        placed = [page.placed for page in kept if page is not None]
+        if len(placed) != len(records) or [page.record for page in placed] != list(records):
+            return None
+        try:
+            lying = DiskSlices(self._file, placed, outs)
+        except ValueError:  # their layout is another: ranges do
+            return None
+
+        def read(number: int) -> dict[int, str]:
+            num_calls, missing = lying.read(number)
+            counts, size = self._io.counts, lying.slice_bytes
+            counts.num_reads += num_calls
+            counts.read_bytes += (len(outs) - len(missing)) * size
+            begin = number * size
+            again = [Get(records[at], begin, outs[at][begin : begin + size]) for at in missing]
+            dones = zip(missing, self.get(again), strict=True)
+            return {at: done.reason for at, done in dones if done.reason}
+
+        return read
+
     def remove(self, keys: Sequence[bytes]) -> list[Done]:
         """Clear the entries of pages; their blocks are free once that is on the file."""
         gone = [self._index.pop(key) for key in dict.fromkeys(keys) if key in self._index]
@@ -206,8 +250,21 @@ class DiskFile:
                 self._fit()
             return False
 
+    def prepare(self, transport: str) -> None:
+        """Open the transport that `arrange` will take; MediumFault where it cannot be had."""
+        self._next = None
+        if transport != self._transport:
+            self._next = transport, open_io(self._file, DiskWays(transport=transport))
+
     def arrange(self, layout: str, coalesce: bool) -> None:
-        """Lay new pages so from now on, and gather neighbours' I/Os or not; old pages stay."""
+        """Lay new pages so from now on, gather neighbours' I/Os or not, and move them as prepared.
+
+        Old pages stay.
+        """
+        if self._next is not None:
+            self._transport, io = self._next
+            self._io.switch(io)
+            self._next = None
         self.layout, self._io.coalesce = layout, coalesce
 
     def runs_of(self, key: bytes) -> tuple[Run, ...]:

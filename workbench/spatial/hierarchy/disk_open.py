@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, aligned_empty
-from workbench.spatial.hierarchy.direct_io import DirectIo, Piece
+from workbench.spatial.hierarchy.direct_io import FileIo, Piece
 from workbench.spatial.hierarchy.disk_record import (
     Placed,
     decode_header,
@@ -112,7 +112,7 @@ def file_system(folder: str) -> str:
     return kind
 
 
-def read_pages(io: DirectIo, table: DiskTable, file_bytes: int) -> Found:
+def read_pages(io: FileIo, table: DiskTable, file_bytes: int) -> Found:
     """Find what an earlier process left; nothing where the file is not of this version, or torn.
 
     Two headers that claim one key or one block cannot both be right: the newer one counts.
@@ -145,7 +145,7 @@ def read_pages(io: DirectIo, table: DiskTable, file_bytes: int) -> Found:
     return found
 
 
-def _whole_pages(io: DirectIo, entries: np.ndarray, blocks: int) -> list[tuple[Placed, int, int]]:
+def _whole_pages(io: FileIo, entries: np.ndarray, blocks: int) -> list[tuple[Placed, int, int]]:
     numbers = np.flatnonzero((entries["block"] != 0) & (entries["block"] < blocks))
     headers = aligned_empty(min(len(numbers), HEADERS_AT_ONCE) * ALIGN)
     pages = []

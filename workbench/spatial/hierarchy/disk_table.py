@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 
 from workbench.spatial.hierarchy.aligned import ALIGN, aligned_empty
-from workbench.spatial.hierarchy.direct_io import DirectIo, Piece
+from workbench.spatial.hierarchy.direct_io import FileIo, Piece
 from workbench.spatial.hierarchy.disk_record import (
     ENTRIES_PER_BLOCK,
     ENTRY,
@@ -25,7 +25,7 @@ class DiskTable:
     `chunks`: runs of blocks it lies in on the file; more are added as pages become more.
     """
 
-    def __init__(self, io: DirectIo) -> None:
+    def __init__(self, io: FileIo) -> None:
         self.chunks: list[Run] = []
         self._io = io
         self._blocks: list[int] = []  # of the file, in the order of the entries

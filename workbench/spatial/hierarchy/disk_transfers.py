@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce, address, round_up
-from workbench.spatial.hierarchy.direct_io import DirectIo, Piece
+from workbench.spatial.hierarchy.direct_io import FileIo, Piece
 from workbench.spatial.hierarchy.disk_record import Placed, encode_header
 from workbench.spatial.hierarchy.extents import Run
 
@@ -31,7 +31,7 @@ class _Wave:
 class DiskTransfers:
     """Moves batches; those whose bounced parts fit the buffer together go to the file together."""
 
-    def __init__(self, io: DirectIo) -> None:
+    def __init__(self, io: FileIo) -> None:
         self.bounce = Bounce(BOUNCE_BYTES)
         self._io = io
 

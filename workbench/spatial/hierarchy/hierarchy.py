@@ -1,6 +1,7 @@
 """All memory below HBM behind one interface: DRAM (G2) and the ladder under it, each optional."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from workbench.cache.codec import Codec, CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.cache.placement import PageFacts
-from workbench.cache.tier import LoadResult, Lookup
+from workbench.cache.tier import LoadResult, Lookup, SliceSpan
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
@@ -25,6 +26,8 @@ from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.spatial.hierarchy.shared_usage import SharedUsage
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+
+POLL_S = 0.0005  # at most, between looks at what a throttle holds back
 
 
 class Hierarchy:
@@ -129,9 +132,54 @@ class Hierarchy:
         """
         return self._lookups.masses_below(keys)
 
-    def submit_load(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys and start loading them; returns the job's id."""
-        return self.jobs.submit(keys)
+    def submit_load(
+        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+    ) -> int:
+        """Pin the keys and start loading them; returns the job's id.
+
+        With more than one slice nothing is read before `begin_load`. `compute_s`: seconds of
+        compute that the load can hide behind, infinite where nobody waits.
+        """
+        return self.jobs.submit(keys, num_slices, compute_s)
+
+    def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
+        """Start a job: slice by slice, the first slices of all pages first, or else as a whole.
+
+        `into`: each page's place in HBM, where what lies on a disk of ours goes at once; an empty
+        sequence where it goes through DRAM.
+        """
+        self.jobs.begin(job_id, into)
+
+    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
+        """Whether all keys lie where they can be loaded by so many slices."""
+        return self._lookups.comes_in_slices(keys, num_slices)
+
+    def wait_slices(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
+        """Block until so many leading slices of a job's pages are there, or never will be.
+
+        False where the time was up first.
+        """
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self.mover.advance()
+            if self.jobs.arrived(job_id, num_slices):
+                return True
+            if time.monotonic() > until_s:
+                return False
+            self.mover.ladder.wait_done(POLL_S)
+
+    def copy_slices(
+        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
+    ) -> bool:
+        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`.
+
+        False where one is missing or damaged, which is counted.
+        """
+        return self.jobs.copy_slices(job_id, number, write)
+
+    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
+        """The tier of each page of a job, and when which slices moved so far."""
+        return self.jobs.progress(job_id)
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""
@@ -180,6 +228,7 @@ class Hierarchy:
             if self._touch(key, page.nbytes):
                 self.mover.renewed(key, facts)
                 return True
+        self.mover.ladder.slow_down()
         flat = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
         return self.mover.store(key, flat, num_slices, coded, facts)
 
@@ -240,6 +289,11 @@ class Hierarchy:
         """
         return self._table(tier).rows()
 
+    @property
+    def num_entries(self) -> int:
+        """Entries of all tiers together."""
+        return sum(map(len, self._tables()))
+
     def version(self, tier: str) -> int:
         """A counter that moves whenever the tier's entries change."""
         return self._table(tier).version
@@ -257,7 +311,9 @@ class Hierarchy:
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
             num_jobs=len(self.jobs),
-            num_transfers_pending=mover.ladder.num_pending + len(mover.held),
+            num_transfers_pending=mover.ladder.num_pending
+            + mover.ladder.num_held
+            + len(mover.held),
             backlog_bytes=mover.ladder.backlog_bytes,
             copy_bytes_per_s=mover.copy_fit.bandwidth_bytes_per_s,
         )
@@ -339,5 +395,14 @@ class Hierarchy:
 
     def _stats(self, tier: SlowTier) -> TierStats:
         kind = tier.where.kind if tier.where is not None and tier.on else ""
-        mb_s, place = tier.bucket.mb_s, tier.place
-        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, tier.ios)
+        return tier_stats(
+            tier.name,
+            tier.table,
+            tier.counters,
+            tier.bucket.mb_s,
+            tier.place,
+            kind,
+            tier.medium.way if tier.medium is not None else "",
+            tier.ios,
+            tier.store_backlog_s,
+        )

@@ -32,6 +32,15 @@ class IoCounts:
     read_bytes: int = 0
     written_bytes: int = 0
 
+    def count(self, num_bytes: int, write: bool) -> None:
+        """Count one I/O."""
+        if write:
+            self.num_writes += 1
+            self.written_bytes += num_bytes
+        else:
+            self.num_reads += 1
+            self.read_bytes += num_bytes
+
     @property
     def num_ios(self) -> int:
         """Reads and writes."""

@@ -4,18 +4,24 @@ Pinning before reserving matters: making room for one page of a job must not evi
 same job (the field's write-back faults began there).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import xxhash
 
 from workbench.cache.keys import TierKey
-from workbench.cache.tier import LoadResult
+from workbench.cache.tier import LoadResult, SliceSpan
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
-from workbench.spatial.hierarchy.io_thread import Outcome
+from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.paced_link import Load
+from workbench.spatial.hierarchy.page_reads import PageRead, PageReads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+
+_Source = tuple[np.ndarray, memoryview, tuple[int, ...]]  # a page twice, and its checksums
 
 
 @dataclass(eq=False, slots=True)
@@ -27,14 +33,41 @@ class _Slot:
     entry: Entry | None = None
     source: Entry | None = None  # in a slow tier, pinned until its read has ended
     below: SlowTier | None = None  # which
-    staged: np.ndarray | None = None
-    staged_state: State = State.FAILED
-    abandoned: bool = False
+    read: PageRead | None = None
 
     @property
-    def waiting(self) -> bool:
-        state = self.entry.state if self.entry is not None else self.staged_state
-        return state is State.WRITING
+    def staged(self) -> np.ndarray | None:
+        """The buffer of a page that found no room in DRAM."""
+        read = self.read
+        return read.buffer if read is not None and read.twin is None and not read.direct else None
+
+    @property
+    def state(self) -> State:
+        """Whether the page can be read: of the entry in DRAM, else of the buffer."""
+        if self.entry is not None:
+            return self.entry.state
+        return self.read.state if self.read is not None else State.FAILED
+
+    @property
+    def failed(self) -> bool:
+        """Whether the page will not be there as a whole."""
+        return self.read.reason != "" if self.read is not None else self.state is State.FAILED
+
+    def source_of_slices(self, num_slices: int) -> _Source | None:
+        """Where slices are read from, or None where the page is missing or cut otherwise."""
+        buffer = self.entry.buffer if self.entry is not None else None
+        checksums = self.entry.checksums if self.entry is not None else ()
+        if self.read is not None:
+            buffer, checksums = self.read.buffer, self.read.source.checksums
+        if buffer is None or len(checksums) != num_slices:
+            return None
+        return buffer, memoryview(buffer), checksums  # type: ignore[arg-type]
+
+    def arrived(self, num_slices: int) -> bool:
+        """Whether so many leading slices are there, or never will be."""
+        if self.state is not State.WRITING:
+            return True
+        return self.read is not None and self.read.arrived(num_slices)
 
 
 @dataclass(eq=False, slots=True)
@@ -42,9 +75,15 @@ class _Job:
     job_id: int
     slots: list[_Slot]
     start_s: float
-    ready_at_s: float
+    ready_at_s: float  # of what lies in DRAM, as its throttle lets it
+    num_slices: int
+    begun: bool = False
     delivered: bool = False
-    keys: tuple[TierKey, ...] = field(default=())
+    keys: tuple[TierKey, ...] = ()
+    spans: list[SliceSpan] = field(default_factory=list)
+    sources: list[_Source | None] = field(default_factory=list)  # of its slices
+    verify_s: float = 0.0
+    load: Load = Load(0)
 
 
 class LoadJobs:
@@ -52,41 +91,109 @@ class LoadJobs:
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
+        self._reads = PageReads(mover)
         self._jobs: dict[int, _Job] = {}
         self._next_id = 1
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def submit(self, keys: Sequence[TierKey]) -> int:
-        """Pin the keys, start reading what lies below DRAM, and return the job's id."""
-        mover = self._mover
-        now_s = mover.clock.now_s()
+    def submit(self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0) -> int:
+        """Pin the keys, start reading what lies below DRAM, and return the job's id.
+
+        With more than one slice nothing is read before `begin`. `compute_s`: seconds of compute
+        that the load can hide behind.
+        """
+        now_s = self._mover.clock.now_s()
         slots = [_Slot(key) for key in keys]
         for slot in reversed(slots):  # last page first, so that a prefix outlives its tail
             self._pin_source(slot)
-        for slot in slots:
-            if slot.source is not None and slot.below is not None:
-                self._start_read(slot, slot.source, slot.below)
-        g2_bytes = sum(slot.entry.page_bytes for slot in slots if slot.tier == G2 and slot.entry)
-        ready_at_s = mover.dram_bucket.reserve(g2_bytes, now_s) if g2_bytes else now_s
-        job = _Job(self._next_id, slots, now_s, ready_at_s, keys=tuple(keys))
+        job = _Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
+        num_bytes = sum(slot.source.page_bytes for slot in slots if slot.source is not None)
+        hiding = num_bytes / compute_s / 1e6 if compute_s > 0 else math.inf
+        job.load = Load(job.job_id, hiding)
         self._jobs[job.job_id] = job
         self._next_id += 1
+        if num_slices == 1:
+            self.begin(job.job_id)
         return job.job_id
+
+    def begin(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
+        """Start reading: slice by slice, the first slices of all pages first, or else as a whole.
+
+        `into`: each page's place in HBM, where what lies on a disk of ours goes at once; an empty
+        sequence where it goes through DRAM.
+        """
+        job, mover = self._job(job_id), self._mover
+        job.begun, job.num_slices = True, job.num_slices if into is not None else 1
+        places: list[np.ndarray | None] = [*(into or ())] or [None] * len(job.slots)
+        reads = [
+            read
+            for slot, place in zip(job.slots, places, strict=True)
+            if (read := self._destination(slot, place)) is not None
+        ]
+        pages = [slot.entry.page_bytes for slot in job.slots if slot.tier == G2 and slot.entry]
+        if pages:
+            job.ready_at_s = mover.dram_bucket.reserve(sum(pages), job.start_s)
+        self._reads.start(reads, job.num_slices, job.load, job.spans.append)
 
     def deliver(self) -> list[LoadResult]:
         """Results of the jobs whose pages are all there, each page verified just now."""
-        now_s = self._mover.clock.now_s()
         results = []
         for job in self._jobs.values():
-            if job.delivered or now_s < job.ready_at_s:
-                continue
-            if any(slot.waiting for slot in job.slots):
+            if job.delivered or not job.begun or not self._arrived(job, job.num_slices):
                 continue
             job.delivered = True
             results.append(self._result(job))
         return results
+
+    def arrived(self, job_id: int, num_slices: int) -> bool:
+        """Whether so many leading slices of every page are there, or never will be."""
+        return self._arrived(self._job(job_id), num_slices)
+
+    def copy_slices(
+        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
+    ) -> bool:
+        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`.
+
+        False where one is missing or damaged, which is counted; it ends there.
+        """
+        job, mover = self._job(job_id), self._mover
+        start_s, digest = mover.clock.now_s(), xxhash.xxh3_64_intdigest
+        job.sources = job.sources or [slot.source_of_slices(job.num_slices) for slot in job.slots]
+        for page, (slot, source) in enumerate(zip(job.slots, job.sources, strict=True)):
+            if source is None or slot.failed:
+                return False
+            buffer, view, checksums = source
+            size = len(view) // job.num_slices
+            begin, end = number * size, (number + 1) * size
+            if digest(view[begin:end]) != checksums[number]:
+                self._spoiled(slot)
+                return False
+            if slot.read is None or not slot.read.direct:
+                write(page, buffer[begin:end])
+        job.verify_s += mover.clock.now_s() - start_s
+        if number == job.num_slices - 1:
+            self._count_hits(job)
+        return True
+
+    def _count_hits(self, job: _Job) -> None:
+        """What lay in DRAM has been loaded, each page for its share of the time."""
+        hits = [slot.entry for slot in job.slots if slot.tier == G2 and slot.entry is not None]
+        for entry in hits:
+            self._mover.counters[G2].loaded(entry.page_bytes, job.verify_s / len(job.slots))
+
+    def _spoiled(self, slot: _Slot) -> None:
+        """A slice that has arrived is not what was stored."""
+        if slot.read is not None:
+            self._reads.spoiled(slot.read)
+        elif slot.entry is not None:
+            self._corrupt(slot.entry)
+
+    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
+        """The tier of each page, and when which slices moved so far."""
+        job = self._job(job_id)
+        return tuple(slot.tier for slot in job.slots), job.spans
 
     def finish(self, job_id: int) -> None:
         """Release what a job holds; in-flight reads release theirs when they end."""
@@ -96,16 +203,26 @@ class LoadJobs:
         for slot in job.slots if job is not None else ():
             if slot.entry is not None:
                 self._mover.dram.unpin(slot.entry)
-            if slot.staged is not None:
-                if slot.staged_state is State.WRITING:
-                    slot.abandoned = True
-                else:
-                    self._mover.staging.give(slot.staged)
+            if slot.read is not None:
+                self._reads.leave(slot.read)
+            if job is not None and not job.begun and slot.source is not None and slot.below:
+                slot.below.table.unpin(slot.source)
 
     def finish_all(self) -> None:
         """Release every job."""
         for job_id in list(self._jobs):
             self.finish(job_id)
+
+    def _job(self, job_id: int) -> _Job:
+        if job_id not in self._jobs:
+            raise IntegrityError(f"load job {job_id} is not in flight: pass submit_load's id")
+        return self._jobs[job_id]
+
+    def _arrived(self, job: _Job, num_slices: int) -> bool:
+        paced_s = (job.ready_at_s - job.start_s) * num_slices / job.num_slices
+        if self._mover.clock.now_s() < job.start_s + paced_s:
+            return False
+        return all(slot.arrived(num_slices) for slot in job.slots)
 
     def _pin_source(self, slot: _Slot) -> None:
         mover = self._mover
@@ -126,68 +243,34 @@ class LoadJobs:
             slot.below.table.pin(slot.source)
             mover.seen(slot.source)
 
-    def _start_read(self, slot: _Slot, source: Entry, below: SlowTier) -> None:
-        mover = self._mover
+    def _destination(self, slot: _Slot, place: np.ndarray | None) -> PageRead | None:
+        """Where a page that lies below DRAM is read to; None where nothing is to be read."""
+        mover, source, below = self._mover, slot.source, slot.below
+        if source is None or below is None:
+            return None
+        if place is not None and below.name == G3:
+            slot.read = PageRead(source, below, None, place, direct=True)
+            return slot.read
         twin = mover.dram.get(slot.key)
-        if twin is None:
-            twin = mover.new_dram_entry(
-                slot.key, source.page_bytes, source.checksums, source.coded, source.facts
-            )
-        else:  # the same key twice in one job: one read serves both
+        if twin is not None:  # the same key twice in one job: one read serves both
             mover.dram.pin(twin)
             slot.entry = twin
             below.table.unpin(source)
-            return
+            return None
+        twin = mover.new_dram_entry(
+            slot.key, source.page_bytes, source.checksums, source.coded, source.facts
+        )
         if twin is not None:
             mover.dram.pin(twin)  # by the read
             mover.dram.pin(twin)  # by the job
             slot.entry = twin
-            buffer = twin.buffer
-        else:
-            buffer = slot.staged = mover.staging.take(source.page_bytes)
-            slot.staged_state = State.WRITING
+        buffer = twin.buffer if twin is not None else mover.staging.take(source.page_bytes)
         if buffer is None:
-            slot.staged_state = State.FAILED
             mover.fault(below.name, "no_room", source)
             below.table.unpin(source)
-            return
-        self._read(slot, source, twin, buffer, below)
-
-    def _read(
-        self, slot: _Slot, source: Entry, twin: Entry | None, buffer: np.ndarray, below: SlowTier
-    ) -> None:
-        mover = self._mover
-
-        def finish(outcome: Outcome) -> None:
-            state = State.FAILED if outcome.reason else State.READY
-            if twin is not None:
-                twin.state = state
-                twin.checksums = source.checksums
-                if outcome.reason:
-                    mover.dram.remove(twin)
-                else:
-                    mover.publish(G2, twin)
-                mover.dram.unpin(twin)
-            else:
-                slot.staged_state = state
-                if slot.abandoned:
-                    mover.staging.give(buffer)
-
-        def then(outcome: Outcome) -> None:
-            if outcome.record is not None:  # as another engine put it
-                source.record, source.checksums = outcome.record, outcome.record.checksums
-            if outcome.reason:
-                mover.fault(below.name, outcome.reason, source)
-                below.table.remove(source)
-            else:
-                below.loaded(source.page_bytes, outcome.seconds)
-                if twin is not None and mover.settings.inclusive == "exclusive":
-                    below.promoted(source)
-            below.table.unpin(source)
-            ready_at_s = below.bucket.reserve(source.page_bytes, outcome.start_s)
-            mover.held.hold(below.name, ready_at_s, lambda: finish(outcome))
-
-        below.read(source, buffer, then)
+            return None
+        slot.read = PageRead(source, below, twin, buffer)
+        return slot.read
 
     def _result(self, job: _Job) -> LoadResult:
         mover = self._mover
@@ -213,14 +296,17 @@ class LoadJobs:
     def _verified(self, slot: _Slot) -> np.ndarray | None:
         mover, entry = self._mover, slot.entry
         if entry is None:
-            return slot.staged if slot.staged_state is State.READY else None
+            return slot.staged if slot.state is State.READY else None
         if entry.state is not State.READY or entry.buffer is None:
             return None
         start_s = mover.clock.now_s()
         if slice_checksums(entry.buffer, len(entry.checksums)) != entry.checksums:
-            mover.fault(G2, "corrupt", entry)
-            mover.dram.remove(entry)
+            self._corrupt(entry)
             return None
         if slot.tier == G2:
             mover.counters[G2].loaded(entry.page_bytes, mover.clock.now_s() - start_s)
         return entry.buffer
+
+    def _corrupt(self, entry: Entry) -> None:
+        self._mover.fault(G2, "corrupt", entry)
+        self._mover.dram.remove(entry)

@@ -56,6 +56,20 @@ class Lookups:
                 return at
         return len(keys)
 
+    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
+        """Whether all keys lie where they can be loaded by so many slices."""
+        mover = self._mover
+        for key in keys:
+            entry = mover.dram.get(key)
+            if entry is not None:
+                if entry.state is not State.READY or len(entry.checksums) != num_slices:
+                    return False
+                continue
+            found = mover.ladder.source(key)
+            if found is None or not found[0].sliced(found[1], num_slices):
+                return False
+        return True
+
     def num_held(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM or can come up into it; 0 where there is no DRAM."""
         mover = self._mover

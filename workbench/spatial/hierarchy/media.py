@@ -5,10 +5,12 @@ import os
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
+from workbench.spatial.hierarchy.direct_io import DiskWays
 from workbench.spatial.hierarchy.disk_file import DiskFile
 from workbench.spatial.hierarchy.disk_space import least_capacity_bytes
 from workbench.spatial.hierarchy.ladder import G3, POOL
 from workbench.spatial.hierarchy.medium import Medium, MediumFault, PageRecord
+from workbench.spatial.hierarchy.mooncake_pool import MooncakePool
 from workbench.spatial.hierarchy.object_store import ObjectStore
 from workbench.spatial.hierarchy.shared_store import SharedStoreClient
 from workbench.spatial.hierarchy.slow_tier import Place
@@ -51,13 +53,26 @@ def open_medium(name: str, settings: TierSettings, clock: Clock) -> Medium:
     size = capacity_bytes(name, settings)
     try:
         if name == G3:  # what is not to be kept is deleted at its closing, and at the next opening
-            return DiskFile(settings.disk_path, size, keep=bool(settings.disk_path))
+            ways = DiskWays(transport=settings.disk_transport)
+            return DiskFile(settings.disk_path, size, keep=bool(settings.disk_path), ways=ways)
         if name == POOL:
-            pools = {"store": SharedStoreClient, "valkey": ValkeyPool}
+            pools = {"store": SharedStoreClient, "valkey": ValkeyPool, "mooncake": MooncakePool}
             return pools[settings.shared](settings.shared_address, size)
         return ObjectStore(settings.object_url, size, clock)
     except MediumFault as fault:
         raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None
+
+
+def prepare(name: str, medium: Medium, settings: TierSettings) -> None:
+    """Open what `arrange` will need of a medium that stays; TierError in one sentence if it fails.
+
+    Nothing has changed then.
+    """
+    if isinstance(medium, DiskFile):
+        try:
+            medium.prepare(settings.disk_transport)
+        except MediumFault as fault:
+            raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None
 
 
 def arrange(medium: Medium, settings: TierSettings) -> None:

@@ -6,9 +6,9 @@ that a medium may put them in flight together (io_uring, pipelines, range reques
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -72,13 +72,18 @@ class Medium(Protocol):
     """Keeps payloads by key. One thread, the tier's, calls it, `charge_bytes` apart.
 
     `shared`: others put and remove too, so that a tier has to ask what is there. `persistent`: what
-    was put is there for a later process. `place` names it for people, without any secret.
+    was put is there for a later process. `place` names it for people, without any secret, and `way`
+    says how its bytes move.
     Nothing below raises for a fault of the medium: it is the `reason` of the operation.
     """
 
     shared: bool
     persistent: bool
     place: str
+
+    @property
+    def way(self) -> str:
+        """How bytes move, for the screen: `io_uring, O_DIRECT`, `shared memory`, ..."""
 
     def charge_bytes(self, record: PageRecord) -> int:
         """Bytes to reserve for a page before it is put; at least what it will really take."""
@@ -110,6 +115,22 @@ class Medium(Protocol):
 
     def close(self, keep: bool) -> None:
         """Let the medium go; a persistent one keeps its pages if `keep`."""
+
+
+SliceReader = Callable[[int], dict[int, str]]  # slice -> the fault's word of each page that failed
+
+
+@runtime_checkable
+class SlicedMedium(Protocol):
+    """A medium that knows a better way to slices of many pages than a range each."""
+
+    def slices(
+        self, records: Sequence[PageRecord], outs: Sequence[np.ndarray]
+    ) -> SliceReader | None:
+        """Reads one slice of all pages at a time; None where ranges are as good for these.
+
+        `outs`: uint8 [page_bytes] each, filled slice by slice as it is called.
+        """
 
 
 def encode_key(key: TierKey) -> bytes:

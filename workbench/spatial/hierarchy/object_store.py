@@ -73,6 +73,7 @@ class ObjectStore:
         self._opened: OpenedStore = open_store(address)
         self._store = self._opened.store
         self.place = self._opened.place
+        self.way = "files" if self._opened.folder else "HTTP ranges"
         self._clock = clock or RealClock()
         self._owner = secrets.token_bytes(16)
         self.counts = IoCounts()  # requests for pages, and the bytes of those

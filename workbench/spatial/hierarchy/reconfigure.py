@@ -7,6 +7,7 @@ from workbench.config import TierSettings
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.admission import make_admission
 from workbench.spatial.hierarchy.host_memory import MIN_STAGING_BYTES
+from workbench.spatial.hierarchy.ladder import OBJECTS
 from workbench.spatial.hierarchy.media import (
     MIB,
     SIZE_OF,
@@ -17,6 +18,7 @@ from workbench.spatial.hierarchy.media import (
     open_medium,
     page_budget_bytes,
     place_of,
+    prepare,
     throttle_mb_s,
 )
 from workbench.spatial.hierarchy.medium import Medium
@@ -91,6 +93,8 @@ def _open_media(mover: Mover, settings: TierSettings) -> dict[str, Medium]:
             place = place_of(tier.name, settings)
             if place is not None and not _same(tier, place.kind, place.address):
                 opened[tier.name] = open_medium(tier.name, settings, mover.clock)
+            elif place is not None and tier.medium is not None:
+                prepare(tier.name, tier.medium, settings)
         _grow(mover, settings)
     except TierError:
         for medium in opened.values():
@@ -126,7 +130,8 @@ def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None)
     """Bring one slow tier to the settings; returns how many entries it lost."""
     tier = mover.ladder.tiers[at]
     place, size = place_of(tier.name, settings), capacity_bytes(tier.name, settings)
-    mover.held.set_rate(tier.name, tier.bucket, throttle_mb_s(tier.name, settings))
+    split = settings.object_split if tier.name == OBJECTS else "order"
+    tier.bucket.configure(throttle_mb_s(tier.name, settings), split)
     lost = 0
     if tier.on and (place is None or medium is not None):
         lost = len(tier.table)

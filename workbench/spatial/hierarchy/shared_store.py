@@ -51,6 +51,7 @@ class SharedStoreClient:
 
     shared = True
     persistent = False
+    way = "shared memory"
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class ValkeyPool:
         else:
             options = client_options(address, timeout_s)
         self.place = "a Valkey of this engine's own" if self._process else address
+        self.way = "Unix socket" if "unix_socket_path" in options else "TCP"
         self._client: Any = valkey.Valkey(**options)
         try:
             memory = self._open()

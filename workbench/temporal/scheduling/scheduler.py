@@ -12,7 +12,7 @@ from workbench.clock import Clock
 from workbench.config import SchedulingSettings
 from workbench.request import Request, RequestStatus
 from workbench.temporal.scheduling.fetcher import Fetcher
-from workbench.temporal.scheduling.loads import Fetch
+from workbench.temporal.scheduling.loads import Fetch, Found
 from workbench.temporal.scheduling.order import OrderPolicy, must_wait
 from workbench.temporal.scheduling.step import SchedulerOutput, StepBudget
 
@@ -72,10 +72,14 @@ class Scheduler:
         request.status = status
         request.error = error
 
-    def preempt(self, request: Request, reason: str) -> None:
-        """Take a running request's blocks away; it waits and keeps its turn."""
+    def preempt(self, request: Request, reason: str, *, damaged: bool = False) -> None:
+        """Take a running request's blocks away; it waits and keeps its turn.
+
+        What is `damaged` is not swapped out.
+        """
         self.running.remove(request)
-        moved = self.fetcher.swap_out(request) if self.settings.preemption == "swap" else 0
+        swaps = self.settings.preemption == "swap" and not damaged
+        moved = self.fetcher.swap_out(request) if swaps else 0
         num_blocks = self.manager.blocks_held(request)
         self.manager.free(request)
         request.num_computed_tokens = 0
@@ -187,13 +191,21 @@ class Scheduler:
             if request.status is RequestStatus.LOADING:
                 continue
             hit = self.find_hit(request)
-            fetch = self.fetcher.consider(request, hit, prefixes=self._shares_prefixes)
+            alone = not self.running and not out.scheduled
+            fetch = self.fetcher.consider(
+                request,
+                hit,
+                prefixes=self._shares_prefixes,
+                step_tokens=None if alone else min(self.settings.chunk_tokens, budget.num_tokens),
+            )
             if fetch is Fetch.LOADING:
                 request.status = RequestStatus.LOADING
             if fetch is not Fetch.ADMIT:
                 continue
             count = self._admit(request, hit, budget)
             if count is None:
+                if self.fetcher.park(request):
+                    request.status = RequestStatus.LOADING
                 if self.running or out.scheduled or self.fetcher.num_pending:
                     return  # the head does not fit yet: nobody overtakes it
                 if self.manager.pool.drop_idle_rows():
@@ -234,11 +246,11 @@ class Scheduler:
                 return None
             request.num_computed_tokens = record.num_computed_tokens
             return self._start(request, hit, len(record.keys), budget, resumed_by_swap=True)
-        pages, lineage = self.fetcher.usable_pages(request, hit)
+        found = self.fetcher.usable_pages(request, hit)
         if not self._shares_prefixes:  # switched off while they were on their way
-            pages, lineage = [], hit.lineage
-        hit = hit.full if pages else hit  # they hold more than the beginning of one
-        num_loaded = len(pages) * self.manager.block_size
+            found = Found(hit.lineage)
+        hit = hit.full if found.num_pages else hit  # they hold more than the beginning of one
+        num_loaded = found.num_pages * self.manager.block_size
         known = hit.num_tokens + num_loaded
         count = self._chunk(request, known, budget)
         reserve = promised = 0
@@ -257,16 +269,17 @@ class Scheduler:
             reserve_tokens=max(0, reserve),
             reserve_pages=promised,
             watermark_blocks=int(watermark * self.manager.capacity_pages),
-            lineage=lineage,
+            lineage=found.lineage,
         )
         if not admitted:
             return None
-        if pages:
-            self.fetcher.write_pages(request, len(hit.rows), pages)
+        if found.num_pages:
+            self.fetcher.place(request, len(hit.rows), found)
             self.manager.commit(request, num_loaded)
-            self.manager.publish(request, known)
+            if found.coming is None:  # what comes by layers is published when the step has ended
+                self.manager.publish(request, known)
         request.num_computed_tokens = known
-        return self._start(request, hit, len(pages), budget, resumed_by_swap=False)
+        return self._start(request, hit, found.num_pages, budget, resumed_by_swap=False)
 
     def _num_promised_pages(self) -> int:
         """Pages that admitted requests have not taken yet for the prompts they were admitted with.

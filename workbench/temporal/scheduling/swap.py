@@ -10,6 +10,7 @@ from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import RequestBlocks
 from workbench.cache.restoring import restore
+from workbench.cache.row_slices import RowSlices
 from workbench.cache.tier import KVHierarchy
 from workbench.request import Request
 
@@ -37,7 +38,7 @@ class SwapSpace:
     hierarchy: KVHierarchy
     _records: dict[str, SwapRecord] = field(default_factory=dict)
 
-    def swap_out(self, request: Request, num_slices: int) -> int:
+    def swap_out(self, request: Request, slices: RowSlices) -> int:
         """Copy a request's own pages down as private entries; returns how many went.
 
         Only pages with one reference move; shared ones stay and are found by their key again. If
@@ -62,8 +63,8 @@ class SwapSpace:
                 keys.append(row.key)
                 continue
             key = PrivateKey(request.request_id, request.num_preemptions, 0, page)
-            data = self.store.read_row(self.manager.parts(ids))
-            if not self.hierarchy.store(key, data, num_slices):
+            parts = self.manager.parts(ids)
+            if not self.hierarchy.store(key, self.store.read_row(parts), slices.count(parts)):
                 self.hierarchy.drop_private(request.request_id)
                 return 0
             keys.append(key)

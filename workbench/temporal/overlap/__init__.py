@@ -1,0 +1,1 @@
+"""What runs while something else runs: loads under compute (OVLP)."""
