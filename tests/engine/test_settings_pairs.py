@@ -16,9 +16,11 @@ from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES,
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
 from workbench.settings.tiers import (
     ADMISSIONS,
+    BACKPRESSURES,
     DISK_LAYOUTS,
     INCLUSIONS,
     LOADS,
+    OBJECT_SPLITS,
     PLACEMENTS,
     PREFETCHES,
     RETRIEVALS,
@@ -68,6 +70,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.disk_codec": ("none", "planes+zstd", "cachegen"),
     "tiers.disk_layout": DISK_LAYOUTS,
     "tiers.disk_coalesce": (True, False),
+    "tiers.object_split": OBJECT_SPLITS,
+    "tiers.backpressure": BACKPRESSURES,
+    "tiers.backlog_s": (0.001, 1.0),
     "tiers.write": WRITES,
     "tiers.write_hits": (1, 2),
     "tiers.inclusive": INCLUSIONS,
@@ -137,7 +142,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 57
+NUM_ROWS = 63
 
 
 def accepts(row: Row) -> bool:

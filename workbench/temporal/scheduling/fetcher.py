@@ -209,7 +209,9 @@ class Fetcher:
         allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
         start_s = self.now_s()
         deadline_s = start_s + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
-        job_id = self.hierarchy.submit_load(keys, num_slices)
+        rest = request.num_tokens - (first + len(keys)) * self.manager.block_size
+        compute_s = self.recompute_s(max(0, rest)) or 0.0
+        job_id = self.hierarchy.submit_load(keys, num_slices, compute_s)
         return PendingLoad(job_id, first, request, deadline_s, start_s)
 
     def park(self, request: Request) -> bool:
