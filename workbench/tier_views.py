@@ -30,11 +30,12 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `fetch_s`: what its fetches took, from their start until they were at hand. Of the tokens
     fetched `fetched_tokens` went into a request's blocks, the others in vain; `recompute_s`: what
-    computing those again was predicted to take. `num_read_ios` and `num_write_ios`:
-    I/Os or requests its medium was asked for, None where that is not counted. `at_once`: blocks
-    that move together, with one latency. `sizes`: what transfers took while it was measured,
-    unthrottled, in the `probe_s` seconds after it was opened. `num_held`: blocks under a lease or
-    pin now; `num_soft`: those that go last.
+    computing those again was predicted to take. `num_refused` pages were not
+    taken and stores waited `slowed_s` because of a tier's backlog, which is `backlog_s` now.
+    `num_read_ios` and `num_write_ios`: I/Os or requests its medium was asked for, None where that
+    is not counted. `at_once`: blocks that move together, with one latency. `sizes`: what transfers
+    took while it was measured, unthrottled, in the `probe_s` seconds after it was opened.
+    `num_held`: blocks under a lease or pin now; `num_soft`: those that go last.
     """
 
     name: str
@@ -48,6 +49,9 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     load: CostView
     store: CostView
     at_once: int
+    num_refused: int
+    slowed_s: float
+    backlog_s: float
     num_read_ios: int | None
     num_write_ios: int | None
     sizes: list[SizeCostView]

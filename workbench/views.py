@@ -1,6 +1,6 @@
 """The facts and figures that a snapshot consists of, besides those its cells are laid out by."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -132,6 +132,12 @@ class BlockView(msgspec.Struct, frozen=True, kw_only=True):
     held_s: float | None = None  # seconds of a lease or a soft pin that are left
 
 
+ApplyNote = Literal[
+    "disk_smaller_than_dram", "dram_smaller_than_hbm", "swap_without_tier", "cache_off_is_a_lesson",
+    "contiguous_shares_nothing", "window_covers_prompts", "model_reloaded",
+]  # fmt: skip
+
+
 class ApplyReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `Engine.apply` did, or (as a preview) would do."""
 
@@ -146,4 +152,4 @@ class ApplyReport(msgspec.Struct, frozen=True, kw_only=True):
     blocks_after: int = 0
     milliseconds: float = 0.0
     preview: bool = False
-    notes: list[str] = []
+    notes: list[ApplyNote] = []

@@ -41,6 +41,9 @@ def _worth() -> None:
         pd.DataFrame(rows), hide_index=True, row_height=28, alt=texts("tiers.worth_alt"),
     )  # fmt: skip
     st.caption(_gate_line(page, report))
+    for tier in report.tiers:
+        if tier.num_refused or tier.slowed_s:
+            st.caption(_backlog_line(page, tier))
     for line in _placement_lines(page, report):
         st.caption(line)
     ways = [
@@ -74,6 +77,16 @@ def _row(page: Page, tier: TierReport) -> dict[str, Any]:
         texts("tiers.column.ios"): _ios(tier),
         texts("tiers.column.source"): tier.provenance,
     }
+
+
+def _backlog_line(page: Page, tier: TierReport) -> str:
+    return page.texts(
+        "tiers.backlog_line",
+        tier=tier.name,
+        refused=f"{tier.num_refused:,}",
+        slowed=f"{tier.slowed_s * 1e3:,.0f}",
+        now=f"{tier.backlog_s * 1e3:,.0f}",
+    )
 
 
 def _ios(tier: TierReport) -> str:

@@ -72,7 +72,7 @@ def _effects(texts: Texts, report: ApplyReport) -> list[str]:
         parts.append(texts("report.evicted", n=report.num_evicted_blocks))
     if report.num_preempted_requests:
         parts.append(texts("report.preempted", n=report.num_preempted_requests))
-    return parts + [note.rstrip(".") for note in report.notes]
+    return parts + [texts(f"note.{note}") for note in report.notes]
 
 
 def escape(text: str) -> str:

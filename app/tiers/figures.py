@@ -92,7 +92,7 @@ def overlap_figure(texts: Texts, overlap: OverlapView) -> go.Figure:
         figure.add_bar(
             y=[names[row]] * len(spans), base=[span.start_ms for span in spans], orientation="h",
             x=[span.end_ms - span.start_ms for span in spans], showlegend=False,
-            marker={"color": colour, "line": {"width": 1, "color": "rgba(0, 0, 0, .55)"},
+            marker={"color": colour, "line": {"width": 1, "color": GREY},
                     "pattern": {"shape": "/" if row == "wait" else ""}},
             customdata=[
                 texts("tiers.overlap_layers", first=span.first, last=span.last) for span in spans
@@ -115,7 +115,7 @@ def laid_out(figure: go.Figure, height: int = HEIGHT_PX) -> go.Figure:
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 32, "b": 8},
-        legend={"orientation": "h", "y": 1.02, "x": 0, "yanchor": "bottom"},
+        legend={"orientation": "h", "y": 1.05, "x": 0, "yanchor": "bottom"},
         font={"size": 12},
     )
     return figure

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.harness import Runner, build, tokens
 from tests.engine.pairwise import Row, pairwise
+from workbench.cache import row_slices
 from workbench.cache_control import CacheBreakpoint
 from workbench.config import EngineConfig, all_settings, replace_settings
 from workbench.errors import SettingError
@@ -15,9 +16,11 @@ from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES,
 from workbench.settings.retention import BUDGET_SPLITS, GQA_REDUCTIONS, MERGES, SPARSE_READS
 from workbench.settings.tiers import (
     ADMISSIONS,
+    BACKPRESSURES,
     DISK_LAYOUTS,
     INCLUSIONS,
     LOADS,
+    OBJECT_SPLITS,
     PLACEMENTS,
     PREFETCHES,
     RETRIEVALS,
@@ -67,6 +70,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.disk_codec": ("none", "planes+zstd", "cachegen"),
     "tiers.disk_layout": DISK_LAYOUTS,
     "tiers.disk_coalesce": (True, False),
+    "tiers.object_split": OBJECT_SPLITS,
+    "tiers.backpressure": BACKPRESSURES,
+    "tiers.backlog_s": (0.001, 1.0),
     "tiers.write": WRITES,
     "tiers.write_hits": (1, 2),
     "tiers.inclusive": INCLUSIONS,
@@ -136,7 +142,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 57
+NUM_ROWS = 63
 
 
 def accepts(row: Row) -> bool:
@@ -166,7 +172,8 @@ def test_every_setting_and_pair_is_covered() -> None:
     "number",
     [pytest.param(n, marks=[] if n % 6 == 0 else [pytest.mark.long]) for n in range(NUM_ROWS)],
 )
-def test_sixty_steps_with(number: int) -> None:
+def test_sixty_steps_with(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_slices, "LEAST_SLICE_BYTES", 1)  # so that small rows come by layers too
     runner = Runner(build(rows()[number], num_layers=2 + number % 2))
     shared = tokens(24, 50)
     for step in range(60):

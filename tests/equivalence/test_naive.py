@@ -135,7 +135,7 @@ VALUES: dict[str, list[Any]] = {  # of settings whose choices are not named, or 
     "tiers.shared_address": ["<folder>", ""],
     "tiers.shared_mib": [4.0, 0.0], "tiers.object_mib": [4.0],
     "tiers.object_url": ["<folder>", ""], "tiers.write_hits": [1], "tiers.watermark": [0.5],
-    "tiers.evict_ratio": [0.2], "tiers.retrieval_share": [0.5],
+    "tiers.evict_ratio": [0.2], "tiers.retrieval_share": [0.5], "tiers.backlog_s": [0.001],
     "scheduling.token_budget": [7, 64], "scheduling.max_num_seqs": [1, 32],
     "scheduling.chunk_tokens": [3, 64], "scheduling.watermark": [0.2],
     "retention.budget_tokens": [16, 64], "retention.sink_tokens": [0],
@@ -149,6 +149,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "tiers.shared_mib": {"tiers.shared": "store"},
     "tiers.disk_layout": {"tiers.disk_mib": 1.0},
     "tiers.disk_coalesce": {"tiers.disk_mib": 1.0},
+    "tiers.backpressure": {"tiers.disk_mib": 1.0, "tiers.backlog_s": 0.001},
     "retention.split": {"cache.grouping": "head"},
     "retention.merge": {"cache.grouping": "head", "retention.level": "token"},
 }

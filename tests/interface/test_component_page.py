@@ -199,13 +199,27 @@ def test_no_requests_offers_to_start_some(browser: Browser) -> None:
 
 
 def test_tiers_below_the_disk_have_a_row_while_they_are_on(browser: Browser) -> None:
+    """Bars of one length and a grid that is seen, in room that the first grid gives them."""
     rows = """[...document.querySelector('#stage').shadowRoot.querySelectorAll('.lower-tier')]
       .filter(row => row.offsetHeight).map(row => row.querySelector('.tier-name').textContent)"""
+    sizes = """selector => [...document.querySelector('#stage').shadowRoot
+      .querySelectorAll(`.lower-tier:not([hidden]) ${selector}`)]
+      .map(node => [Math.round(node.offsetWidth), node.offsetHeight])"""
+    bottom = "document.querySelector('#stage').shadowRoot.querySelector('.scrubber')"
+    bottom += ".getBoundingClientRect().bottom"
     with opened(browser, Plan(tiers=3)) as view:
-        for tiers in (3, 5, 3):
+        view.page.set_viewport_size({"width": 1280, "height": 800})
+        bottoms = []
+        for tiers in (3, 4, 5, 3):
             view.show(lambda tick, tiers=tiers: frame_of(Plan(tick=tick, tiers=tiers)))
             view.settle()
             assert view.page.evaluate(rows) == ["G2", "G3", "G3.5", "G4"][: tiers - 1]
+            bottoms.append(view.page.evaluate(bottom))
+            assert len({width for width, _ in view.page.evaluate(sizes, ".bar")}) == 1
+            assert {height for _, height in view.page.evaluate(sizes, ".grid")} == {24}
+            for name in ("G2", "G3", "G3.5", "G4")[: tiers - 1]:
+                assert len(set(view.page.evaluate(f"__kvw.painted('{name}')"))) > 1, name
+        assert len(set(bottoms)) == 1, bottoms
 
 
 def test_loading_shows_progress(browser: Browser) -> None:

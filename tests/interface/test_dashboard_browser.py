@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext
 
-from tests.interface.dashboard import Dashboard, Tab, wait_for
+from tests.interface.dashboard import WAIT_MS, Dashboard, Tab, wait_for
 
 pytestmark = pytest.mark.browser
 
@@ -32,6 +32,24 @@ def test_the_whole_picture_fits_the_window_and_asks_nobody_else(tab: Tab) -> Non
     chat = tab.key("chat").bounding_box()
     assert chat is not None and 700 < chat["y"] + chat["height"] <= 800
     assert tab.outside == []
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_the_strip_has_its_height_before_its_parts_come(
+    context: BrowserContext, dashboard: Dashboard, size: tuple[int, int]
+) -> None:
+    page = context.new_page()
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.add_init_script("""window.heights = new Set(); setInterval(() => {
+      const strip = document.querySelector('.st-key-strip');
+      const main = document.querySelector('.stMainBlockContainer');
+      if (strip && getComputedStyle(main).paddingTop === '4px')  // our style is there
+        window.heights.add(Math.round(strip.getBoundingClientRect().height)); }, 10)""")
+    page.goto(dashboard.url)
+    page.wait_for_function("window.__kvw && window.__kvw.frames > 1", timeout=WAIT_MS)
+    heights = page.evaluate("[...window.heights]")
+    page.close()
+    assert len(heights) == 1, heights
 
 
 def test_a_click_selects_a_block(tab: Tab) -> None:

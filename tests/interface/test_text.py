@@ -4,6 +4,9 @@ import ast
 import re
 import string
 from pathlib import Path
+from typing import get_args
+
+import msgspec
 
 from app.components.live_view.bundle import default_text
 from app.panels.knobs import GROUPS, group_paths, sections
@@ -13,6 +16,7 @@ from app.text.sentences import preview_sentence, report_sentence
 from workbench.config import all_settings
 from workbench.events import EVENT_KINDS
 from workbench.snapshot import ApplyReport
+from workbench.views import ApplyNote
 
 APP = Path(__file__).resolve().parents[2] / "app"
 
@@ -64,6 +68,7 @@ def test_settings_events_and_terms_have_texts() -> None:
     strings = load_texts().strings
     wanted = [f"knob.{path}.{part}" for path in all_settings() for part in ("label", "help")]
     wanted += [f"event.{kind}" for kind in EVENT_KINDS]
+    wanted += [f"note.{note}" for note in get_args(ApplyNote)]
     wanted += [f"{part}.{term}" for term in TERMS for part in ("word", "term")]
     assert [key for key in wanted if key not in strings] == []
 
@@ -126,3 +131,5 @@ def test_preview_and_report_sentences() -> None:
     assert report_sentence(texts, report) == (
         "K format int8; 182 → 346 blocks; 130 of 182 blocks re-encoded; took 40 ms."
     )
+    told = report_sentence(texts, msgspec.structs.replace(report, notes=["swap_without_tier"]))
+    assert "re-encoded; while every tier is off nothing can be swapped" in told

@@ -191,6 +191,46 @@ def test_an_abort_while_the_load_waits_releases_it() -> None:
     runner.engine.close()
 
 
+def test_without_room_on_the_way_it_loads_as_a_whole_what_there_is_room_for() -> None:
+    runner = runner_of(TIERS["store"])
+    expected = outputs(runner)
+    staging = runner.engine.hierarchy.mover.staging
+    staging.capacity_bytes = 2 * runner.engine.stack.specs.full[0].page_bytes
+    assert outputs(runner) == expected
+    counters = runner.engine.fetch_counters
+    assert counters.num_failed_pages > 0 and counters.num_loaded_pages > 0
+    runner.engine.close()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_step_that_breaks_off_leaves_nothing_in_flight(
+    aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(TIERS["disk"])
+    expected = outputs(runner)
+    decoder = runner.engine.model.decoder
+    whole, calls = decoder.forward, []
+
+    def broken(*args: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("the device went away")
+        return whole(*args, **more)
+
+    monkeypatch.setattr(decoder, "forward", broken)
+    request = runner.add(PROMPTS[0], 5)
+    with pytest.raises(RuntimeError, match="went away"):
+        runner.engine.step()
+    assert len(runner.engine.hierarchy.jobs) == 1
+    if aborted:
+        runner.engine.abort(request)
+        assert len(runner.engine.hierarchy.jobs) == 0
+    runner.drain()
+    assert aborted or runner.outputs[request] == expected[0]
+    runner.engine.hierarchy.check_integrity(strict=True)
+    runner.engine.close()
+
+
 def test_slices_divide_the_layers_evenly() -> None:
     stack = build(num_layers=LAYERS).stack
     slices = row_slices.row_slices(stack.geometry, stack.specs.full)

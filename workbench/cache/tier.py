@@ -73,10 +73,13 @@ class KVHierarchy(Protocol):
     def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
         """Carried attention mass of each key that only slow tiers have; None for all others."""
 
-    def submit_load(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
+    def submit_load(
+        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+    ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
-        With more than one slice nothing is read before `begin_load`.
+        With more than one slice nothing is read before `begin_load`. `compute_s`: seconds of
+        compute that the load can hide behind, infinite where nobody waits.
         """
 
     def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:

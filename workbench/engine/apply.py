@@ -10,13 +10,13 @@ from workbench.config import (
     EngineConfig,
     all_settings,
     difference,
-    get_setting,
     replace_settings,
 )
 from workbench.engine.binding import bind_settings
 from workbench.engine.cache_stack import make_geometry, plan_slabs
 from workbench.engine.calibrating import check_calibration, find_calibration
 from workbench.engine.group_specs import group_specs
+from workbench.engine.notes import notes
 from workbench.engine.placing import check_placement, make_placement
 from workbench.engine.recode import forecast, recode
 from workbench.engine.residents import count_resident
@@ -54,7 +54,7 @@ def preview(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
         blocks_before=before,
         blocks_after=after,
         preview=True,
-        notes=_notes(engine, config, kinds),
+        notes=notes(engine, config, kinds),
         **report,
     )
 
@@ -94,7 +94,7 @@ def apply(engine: "Engine", changes: dict[str, Any]) -> ApplyReport:
         blocks_before=before,
         blocks_after=after,
         milliseconds=milliseconds,
-        notes=_notes(engine, config, kinds),
+        notes=notes(engine, config, kinds),
         **numbers,
     )
     engine.last_apply = report
@@ -235,24 +235,3 @@ def _apply_hot(engine: "Engine") -> None:
     bind_settings(engine)
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
-
-
-def _notes(engine: "Engine", config: EngineConfig, kinds: dict[str, str]) -> list[str]:
-    """Keys of short remarks: the app's text files hold the sentences."""
-    notes = []
-    tiers = config.tiers
-    if tiers.disk_mib and tiers.dram_mib and tiers.disk_mib < tiers.dram_mib:
-        notes.append("disk_smaller_than_dram")
-    if tiers.dram_mib and tiers.dram_mib < config.cache.hbm_budget_mib:
-        notes.append("dram_smaller_than_hbm")
-    if (
-        kinds.get("scheduling.preemption")
-        and config.scheduling.preemption == "swap"
-        and not tiers.any_on
-    ):
-        notes.append("swap_without_tier")
-    if engine.config.cache.mode != config.cache.mode and config.cache.mode == "off":
-        notes.append("cache_off_is_a_lesson")
-    if get_setting(config, "cache.allocation") == "contiguous":
-        notes.append("contiguous_shares_nothing")
-    return notes

@@ -15,7 +15,7 @@ NO_HITS = 1 << 30  # tokens that a hit would have to leave to compute
 def bind_settings(engine: "Engine") -> None:
     """Bring fetcher, scheduler, manager and pool to the engine's config."""
     cache, tiers = engine.config.cache, engine.config.tiers
-    engine.fetcher.gate, engine.fetcher.prefetch.policy = tiers.gate, tiers.prefetch
+    engine.fetcher.worth.gate, engine.fetcher.prefetch.policy = tiers.gate, tiers.prefetch
     engine.fetcher.prestage.on = tiers.prestage
     whole = engine.config.retention.sparse != "off"  # bounds of pages are made before the step
     engine.fetcher.layers.on = tiers.load == "layerwise" and not whole

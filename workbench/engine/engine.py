@@ -194,6 +194,7 @@ class Engine:
         self.num_steps += 1
         self.log.step = self.stack.pool.step = self.num_steps
         self.hierarchy.begin_step(self.num_steps)
+        roll_back(self)  # what a step that broke off has left
         self.recorder.start()
         out = self.scheduler.schedule()
         self._after_schedule(out)
@@ -203,7 +204,7 @@ class Engine:
             runner, policy = self.stack.runner, self.retainer.policy
             logits, mass = runner.run(
                 batch,
-                mass=self.retainer.wants_mass(self.num_steps),
+                mass=self.retainer.wants_mass(self.num_steps, batch),
                 norms=policy.needs_keys,
                 reduce=self.config.retention.gqa_reduce,
                 see=self.retainer.watch(batch),

@@ -7,6 +7,8 @@ from workbench.settings.declare import Section, setting
 
 DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
 DISK_LAYOUTS = ("block_first", "layer_first")
+OBJECT_SPLITS = ("order", "equal", "slack")
+BACKPRESSURES = ("off", "wait", "refuse")
 DISK_CODECS = ("none", "planes+zstd", "cachegen")
 SHARED_TIERS = ("off", "store", "valkey", "mooncake")  # the last: an optional package
 WRITES = ("back", "through", "selective")
@@ -57,6 +59,9 @@ class TierSettings(Section, section="tiers"):
     object_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )
+    object_split: str = setting("order", change="hot", dim="S", choices=OBJECT_SPLITS)
+    backpressure: str = setting("off", change="hot", dim="S", choices=BACKPRESSURES)
+    backlog_s: float = setting(1.0, change="hot", dim="S", low=0.0, high=60.0, unit="s")
     write: str = setting("back", change="hot", dim="S", choices=WRITES)
     write_hits: int = setting(2, change="hot", dim="S", low=1, high=1000, unit="hits")
     inclusive: str = setting("inclusive", change="hot", dim="S", choices=INCLUSIONS)

@@ -277,7 +277,7 @@ def reload_report(
         num_preempted_requests=num_requests,
         milliseconds=milliseconds,
         preview=preview,
-        notes=[f"the model is loaded again; {num_requests} requests go on by recomputation"],
+        notes=[] if preview else ["model_reloaded"],
     )
 
 

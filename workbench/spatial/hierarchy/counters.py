@@ -20,6 +20,8 @@ class TierCounters:
     num_stores: int = 0
     num_loads: int = 0
     num_dropped_stores: int = 0
+    num_refused: int = 0  # pages, because of the backlog
+    slowed_s: float = 0.0  # that stores waited for the backlog
     num_evictions: int = 0
     num_handed_down: int = 0  # of the evicted, those that the tier below has now
     num_gone: int = 0  # found missing on a shared medium
@@ -123,6 +125,9 @@ class TierStats:
     num_failed: int = 0  # faults since the last transfer that went well
     last_fault: str = ""
     probe: CostProbe = CostProbe()
+    num_refused: int = 0
+    slowed_s: float = 0.0
+    backlog_s: float = 0.0  # predicted, of what is on its way down
     ios: IoTotals | None = None  # what the medium was asked for; None where that is not counted
 
     @property
@@ -167,6 +172,7 @@ def tier_stats(
     kind: str = "",
     way: str = "",
     ios: IoTotals | None = None,
+    backlog_s: float = 0.0,
 ) -> TierStats:
     """Snapshot of one tier from its entry table and counters."""
     return TierStats(
@@ -200,5 +206,8 @@ def tier_stats(
         num_failed=counters.num_failed,
         last_fault=counters.last_fault,
         probe=counters.probe,
+        num_refused=counters.num_refused,
+        slowed_s=counters.slowed_s,
+        backlog_s=backlog_s,
         ios=ios,
     )

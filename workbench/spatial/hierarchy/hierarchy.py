@@ -132,12 +132,15 @@ class Hierarchy:
         """
         return self._lookups.masses_below(keys)
 
-    def submit_load(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
+    def submit_load(
+        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+    ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
-        With more than one slice nothing is read before `begin_load`.
+        With more than one slice nothing is read before `begin_load`. `compute_s`: seconds of
+        compute that the load can hide behind, infinite where nobody waits.
         """
-        return self.jobs.submit(keys, num_slices)
+        return self.jobs.submit(keys, num_slices, compute_s)
 
     def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
         """Start a job: slice by slice, the first slices of all pages first, or else as a whole.
@@ -225,6 +228,7 @@ class Hierarchy:
             if self._touch(key, page.nbytes):
                 self.mover.renewed(key, facts)
                 return True
+        self.mover.ladder.slow_down()
         flat = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
         return self.mover.store(key, flat, num_slices, coded, facts)
 
@@ -307,7 +311,9 @@ class Hierarchy:
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
             num_jobs=len(self.jobs),
-            num_transfers_pending=mover.ladder.num_pending + len(mover.held),
+            num_transfers_pending=mover.ladder.num_pending
+            + mover.ladder.num_held
+            + len(mover.held),
             backlog_bytes=mover.ladder.backlog_bytes,
             copy_bytes_per_s=mover.copy_fit.bandwidth_bytes_per_s,
         )
@@ -389,6 +395,14 @@ class Hierarchy:
 
     def _stats(self, tier: SlowTier) -> TierStats:
         kind = tier.where.kind if tier.where is not None and tier.on else ""
-        mb_s, place = tier.bucket.mb_s, tier.place
-        way = tier.medium.way if tier.medium is not None else ""
-        return tier_stats(tier.name, tier.table, tier.counters, mb_s, place, kind, way, tier.ios)
+        return tier_stats(
+            tier.name,
+            tier.table,
+            tier.counters,
+            tier.bucket.mb_s,
+            tier.place,
+            kind,
+            tier.medium.way if tier.medium is not None else "",
+            tier.ios,
+            tier.store_backlog_s,
+        )

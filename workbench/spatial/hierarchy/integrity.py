@@ -11,7 +11,7 @@ def check_hierarchy(mover: Mover, jobs: LoadJobs, strict: bool) -> None:
     for table in mover.tables:
         table.check()
     _check_host_memory(mover)
-    if mover.ladder.num_pending or len(mover.held):
+    if mover.ladder.num_pending or mover.ladder.num_held or len(mover.held):
         return
     for tier in mover.ladder.tiers:
         _check_medium(tier, strict)

@@ -1,11 +1,13 @@
 """One background thread for a tier's transfers; it touches host buffers only, never the KV arena.
 
-What is queued together is handed over together: gets that follow each other, or removals and puts,
-whose removals go first so that the medium has room. Nothing overtakes an operation on its own key.
+Loads go before stores: gets and probes are taken first, unless an operation on their own key or a
+call waits before them (LMCache's disk queue: prefetch 0, delete 1, put 2). What is queued together
+is handed over together: gets that follow each other, or removals and puts, whose removals go first
+so that the medium has room.
 """
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,15 @@ from workbench.spatial.hierarchy.medium import PageRecord
 
 MOST_AT_ONCE = 32  # operations of a batch: Mooncake's io_uring depth
 CALL, GET, PUT, REMOVE, PROBE = "call", "get", "put", "remove", "probe"
-_TOGETHER = {GET: (GET,), PROBE: (PROBE,), PUT: (PUT, REMOVE), REMOVE: (PUT, REMOVE), CALL: ()}
+LOAD_CALL = "load call"
+_TOGETHER = {
+    GET: (GET,),
+    PROBE: (PROBE,),
+    PUT: (PUT, REMOVE),
+    REMOVE: (PUT, REMOVE),
+    CALL: (),
+    LOAD_CALL: (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,7 @@ Then = Callable[[Outcome], None]
 
 
 class IoThread:
-    """Runs operations first in, first out; `drain` hands their outcomes to the engine's thread.
+    """Runs loads, then all else, each in its order; `drain` hands outcomes to the engine's thread.
 
     `perform(ops)` runs a batch of one kind, or of removals and puts, and never raises. The thread
     starts with the first operation.
@@ -54,12 +64,15 @@ class IoThread:
 
     def __init__(self, name: str, perform: Callable[[list[Op]], list[Outcome]]) -> None:
         self._perform = perform
-        self._todo: deque[tuple[Op, Then, int]] = deque()
+        self._loads: deque[tuple[Op, Then, int]] = deque()
+        self._todo: deque[tuple[Op, Then, int]] = deque()  # all that may not go first
+        self._keys_todo: Counter[bytes] = Counter()  # of those; b"" is that of calls
         self._done: deque[tuple[Then, Outcome]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._num_running = 0
         self._backlog_bytes = 0
+        self._store_bytes = 0
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     @property
@@ -71,7 +84,7 @@ class IoThread:
     def num_pending(self) -> int:
         """Transfers not yet handed over by `drain`."""
         with self._changed:
-            return len(self._todo) + self._num_running + len(self._done)
+            return len(self._loads) + len(self._todo) + self._num_running + len(self._done)
 
     @property
     def backlog_bytes(self) -> int:
@@ -79,9 +92,20 @@ class IoThread:
         with self._changed:
             return self._backlog_bytes
 
-    def submit(self, run: Callable[[], Outcome], then: Then, num_bytes: int = 0) -> None:
-        """Queue a call by itself; `then(outcome)` is called by a later `drain`."""
-        self.queue(Op(CALL, b"", run), then, num_bytes)
+    @property
+    def store_bytes(self) -> int:
+        """Bytes of puts queued or moving now."""
+        with self._changed:
+            return self._store_bytes
+
+    def submit(
+        self, run: Callable[[], Outcome], then: Then, num_bytes: int = 0, *, load: bool = False
+    ) -> None:
+        """Queue a call by itself; `then(outcome)` is called by a later `drain`.
+
+        A `load` goes before stores: what it reads has to lie there already.
+        """
+        self.queue(Op(LOAD_CALL if load else CALL, b"", run), then, num_bytes)
 
     def queue(self, op: Op, then: Then, num_bytes: int = 0) -> None:
         """Queue an operation, which may run together with its neighbours."""
@@ -90,8 +114,13 @@ class IoThread:
                 raise RuntimeError("the hierarchy is closed: open a new one")
             if self._thread.ident is None:
                 self._thread.start()
-            self._todo.append((op, then, num_bytes))
+            waits = self._keys_todo[op.key] or self._keys_todo[b""]
+            first = op.kind == LOAD_CALL or (op.kind in (GET, PROBE) and not waits)
+            (self._loads if first else self._todo).append((op, then, num_bytes))
+            if not first:
+                self._keys_todo[op.key] += 1
             self._backlog_bytes += num_bytes
+            self._store_bytes += num_bytes if op.kind == PUT else 0
             self._changed.notify_all()
 
     def drain(self) -> int:
@@ -109,14 +138,15 @@ class IoThread:
         """Block until nothing is queued or moving (outcomes may still wait for `drain`)."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._todo and not self._num_running, timeout_s
+                lambda: not (self._loads or self._todo or self._num_running), timeout_s
             )
 
     def wait_done(self, timeout_s: float) -> None:
         """Block until an outcome waits for `drain`, nothing is to come, or the time is up."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._done or not (self._todo or self._num_running), timeout_s
+                lambda: self._done or not (self._loads or self._todo or self._num_running),
+                timeout_s,
             )
 
     def close(self) -> None:
@@ -130,34 +160,38 @@ class IoThread:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._todo or self._closing)
-                if not self._todo:
+                self._changed.wait_for(lambda: self._loads or self._todo or self._closing)
+                if not (self._loads or self._todo):
                     return
-                batch = self._take()
+                batch = self._take(self._loads or self._todo)
                 self._num_running = len(batch)
             outcomes = self._run([op for op, _, _ in batch])
             with self._changed:
-                for (_, then, num_bytes), outcome in zip(batch, outcomes, strict=True):
+                for (op, then, num_bytes), outcome in zip(batch, outcomes, strict=True):
                     self._done.append((then, outcome))
                     self._backlog_bytes -= num_bytes
+                    self._store_bytes -= num_bytes if op.kind == PUT else 0
                 self._num_running = 0
                 self._changed.notify_all()
 
-    def _take(self) -> list[tuple[Op, Then, int]]:
-        """The operations at the head that may run together."""
-        batch = [self._todo.popleft()]
+    def _take(self, queue: deque[tuple[Op, Then, int]]) -> list[tuple[Op, Then, int]]:
+        """The operations at the head of a queue that may run together."""
+        batch = [queue.popleft()]
         together, keys = _TOGETHER[batch[0][0].kind], {batch[0][0].key}
-        while self._todo and len(batch) < MOST_AT_ONCE:
-            op = self._todo[0][0]
+        while queue and len(batch) < MOST_AT_ONCE:
+            op = queue[0][0]
             if op.kind not in together or (op.key in keys and op.kind != GET):
                 break
             keys.add(op.key)
-            batch.append(self._todo.popleft())
+            batch.append(queue.popleft())
+        if queue is self._todo:
+            self._keys_todo.subtract(op.key for op, _, _ in batch)
+            self._keys_todo += Counter()  # without those at zero
         return batch
 
     def _run(self, ops: list[Op]) -> list[Outcome]:
         try:
-            return [ops[0].item()] if ops[0].kind == CALL else self._perform(ops)
+            return [ops[0].item()] if ops[0].kind in (CALL, LOAD_CALL) else self._perform(ops)
         except Exception as error:  # a fault of ours is a counted miss too, never a dead thread
             return [Outcome(reason=f"internal error: {error!r}")] * len(ops)
 

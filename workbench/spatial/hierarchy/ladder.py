@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 G3, POOL, OBJECTS = "G3", "G3.5", "G4"
 SLOW = (G3, POOL, OBJECTS)
+WAIT_STEP_S = 0.002  # how often a store that waits looks again
 
 
 class Ladder:
@@ -44,6 +45,11 @@ class Ladder:
     def num_pending(self) -> int:
         """Transfers of all tiers that have not taken effect."""
         return sum(tier.io.num_pending for tier in self.tiers)
+
+    @property
+    def num_held(self) -> int:
+        """Transfers that have ended, and that a throttle holds back."""
+        return sum(len(tier.bucket) for tier in self.tiers)
 
     @property
     def backlog_bytes(self) -> int:
@@ -101,7 +107,10 @@ class Ladder:
         room = self._mover.staging.capacity_bytes
         for _ in range(len(self._owed)):
             tier, entry = self._owed.popleft()
-            if tier.copying_bytes and tier.copying_bytes + entry.page_bytes > room:
+            much = tier.copying_bytes and tier.copying_bytes + entry.page_bytes > room
+            if entry.removed:
+                continue
+            if much or self._busy(tier):
                 self._owed.append((tier, entry))
             else:
                 self._copy(tier, entry)
@@ -115,6 +124,29 @@ class Ladder:
             self._mover.dram.pin(entry)
             tier.copying_bytes += entry.page_bytes
             self.write(tier, below, buffer, lambda: self._copied(tier, entry))
+
+    def _busy(self, tier: SlowTier) -> bool:
+        """Whether more is on its way to a tier than it may take; never while nothing is."""
+        settings = self._mover.settings
+        backlog_s = tier.store_backlog_s if settings.backpressure != "off" else 0.0
+        return backlog_s > settings.backlog_s
+
+    def slow_down(self) -> None:
+        """Let a store wait until the tiers have room on their way, `tiers.backlog_s` at most.
+
+        Outcomes take effect meanwhile, so nothing may hold on to entries here.
+        """
+        settings, clock = self._mover.settings, self._mover.clock
+        if settings.backpressure != "wait":
+            return
+        for tier in self.tiers:
+            start_s = clock.now_s()
+            for _ in range(int(settings.backlog_s / WAIT_STEP_S)):  # a clock may stand still
+                if not self._busy(tier) or clock.now_s() - start_s > settings.backlog_s:
+                    break
+                self.wait_done(WAIT_STEP_S)
+                self.drain()
+            tier.counters.slowed_s += clock.now_s() - start_s
 
     def write(
         self, tier: SlowTier, entry: Entry, buffer: np.ndarray, give: Callable[[], None]
@@ -139,8 +171,7 @@ class Ladder:
                 tier.stored(entry.page_bytes, outcome.seconds)
                 tier.table.recharge(entry, outcome.real_bytes)
             tier.table.unpin(entry)
-            ready_at_s = tier.bucket.reserve(entry.page_bytes, outcome.start_s)
-            mover.held.hold(tier.name, ready_at_s, finish)
+            tier.bucket.pace(entry.page_bytes, outcome.start_s, finish)
 
         tier.write(entry, buffer, then)
 
@@ -178,6 +209,7 @@ class Ladder:
         """Let finished transfers take effect, and those begin that waited for them."""
         for tier in self.tiers:
             tier.io.drain()
+            tier.bucket.advance()
         if self._owed:
             self._pay()
 
@@ -185,7 +217,7 @@ class Ladder:
         """End a tier's transfers, those that a throttle holds too."""
         tier.io.wait_idle(None)
         tier.io.drain()
-        self._mover.held.release(tier.name)
+        tier.bucket.release()
 
     def close_tier(self, tier: SlowTier) -> None:
         """Switch a tier off."""
@@ -204,6 +236,9 @@ class Ladder:
         tier = self.tiers[at]
         key = tier.edge.key_of(of)
         if not tier.takes(key) or tier.table.get(key) is not None:
+            return None
+        if self._mover.settings.backpressure == "refuse" and self._busy(tier):
+            tier.counters.num_refused += 1
             return None
         charge = tier.charge(of.page_bytes, len(of.checksums), len(encode_key(key)))
         victims = tier.table.victims(charge)
@@ -257,8 +292,7 @@ class Ladder:
             else:
                 tier.handed_down()
             tier.table.unpin(victim)
-            ready_at_s = tier.bucket.reserve(victim.page_bytes, outcome.start_s)
-            mover.held.hold(tier.name, ready_at_s, lambda: finish(outcome))
+            tier.bucket.pace(victim.page_bytes, outcome.start_s, lambda: finish(outcome))
 
         tier.table.pin(victim)
         tier.read(victim, buffer, then)

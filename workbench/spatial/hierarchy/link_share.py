@@ -87,6 +87,10 @@ class LinkShare:
         hiding = [flow.hiding_mb_s for flow in self._flows.values()]
         return dict(zip(self._flows, split_mb_s(self.mb_s, hiding, self.rule), strict=True))
 
+    def left_bytes(self) -> dict[int, float]:
+        """What each transfer has still to move."""
+        return {number: flow.left_bytes for number, flow in self._flows.items()}
+
     def next_finish_s(self) -> float | None:
         """When the next transfer ends if none begins before; None without any."""
         rates = self.rates_mb_s()
@@ -117,7 +121,7 @@ class LinkShare:
         for number in list(self._flows):
             flow = self._flows[number]
             flow.left_bytes -= rates[number] * 1e6 * seconds
-            if flow.left_bytes <= 1e-6 * rates[number]:  # a picosecond of it: rounding
+            if flow.left_bytes <= 1e-2 * rates[number]:  # 10 ns of it: a clock's own rounding
                 del self._flows[number]
                 self._finished.append((number, now_s))
         self._now_s = now_s

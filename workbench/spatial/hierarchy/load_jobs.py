@@ -4,6 +4,7 @@ Pinning before reserving matters: making room for one page of a job must not evi
 same job (the field's write-back faults began there).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
 from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.paced_link import Load
 from workbench.spatial.hierarchy.page_reads import PageRead, PageReads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
@@ -81,6 +83,7 @@ class _Job:
     spans: list[SliceSpan] = field(default_factory=list)
     sources: list[_Source | None] = field(default_factory=list)  # of its slices
     verify_s: float = 0.0
+    load: Load = Load(0)
 
 
 class LoadJobs:
@@ -95,16 +98,20 @@ class LoadJobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def submit(self, keys: Sequence[TierKey], num_slices: int = 1) -> int:
+    def submit(self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0) -> int:
         """Pin the keys, start reading what lies below DRAM, and return the job's id.
 
-        With more than one slice nothing is read before `begin`.
+        With more than one slice nothing is read before `begin`. `compute_s`: seconds of compute
+        that the load can hide behind.
         """
         now_s = self._mover.clock.now_s()
         slots = [_Slot(key) for key in keys]
         for slot in reversed(slots):  # last page first, so that a prefix outlives its tail
             self._pin_source(slot)
         job = _Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
+        num_bytes = sum(slot.source.page_bytes for slot in slots if slot.source is not None)
+        hiding = num_bytes / compute_s / 1e6 if compute_s > 0 else math.inf
+        job.load = Load(job.job_id, hiding)
         self._jobs[job.job_id] = job
         self._next_id += 1
         if num_slices == 1:
@@ -128,7 +135,7 @@ class LoadJobs:
         pages = [slot.entry.page_bytes for slot in job.slots if slot.tier == G2 and slot.entry]
         if pages:
             job.ready_at_s = mover.dram_bucket.reserve(sum(pages), job.start_s)
-        self._reads.start(reads, job.num_slices, job.spans.append)
+        self._reads.start(reads, job.num_slices, job.load, job.spans.append)
 
     def deliver(self) -> list[LoadResult]:
         """Results of the jobs whose pages are all there, each page verified just now."""

@@ -7,6 +7,7 @@ by slices   | 0.0 1.0 2.0 | 0.1 1.1 2.1 | ...        page.slice: the first slice
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from workbench.cache.tier import SliceSpan
 from workbench.spatial.hierarchy.entries import Entry, State
 from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.paced_link import Load
 from workbench.spatial.hierarchy.slice_batch import SliceOutcome
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
@@ -62,19 +64,22 @@ class PageReads:
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
 
-    def start(self, reads: Sequence[PageRead], num_slices: int, on_span: OnSpan) -> None:
+    def start(
+        self, reads: Sequence[PageRead], num_slices: int, load: Load, on_span: OnSpan
+    ) -> None:
         """Read pages in the background, by so many slices where that is more than one.
 
-        `on_span` hears of each slice of a tier's pages. Pages of other slices are read whole.
+        `load`: who shares a throttled link. `on_span` hears of each slice of a tier's pages. Pages
+        of other slices are read whole.
         """
         by_tier: dict[str, list[PageRead]] = defaultdict(list)
         for read in reads:
             if num_slices > 1 and read.below.sliced(read.source, num_slices):
                 by_tier[read.below.name].append(read)
             else:
-                self._whole(read)
+                self._whole(read, load)
         for batch in by_tier.values():
-            self._slices(batch, num_slices, on_span)
+            self._slices(batch, num_slices, load, on_span)
 
     def leave(self, read: PageRead) -> None:
         """Nobody waits for a read any more: a buffer of staging goes back once it has ended.
@@ -100,25 +105,27 @@ class PageReads:
         if read.twin is not None and not read.twin.removed:
             self._mover.dram.remove(read.twin)
 
-    def _whole(self, read: PageRead) -> None:
+    def _whole(self, read: PageRead, load: Load) -> None:
         def then(outcome: Outcome) -> None:
             if outcome.record is not None:  # as another engine put it
                 read.source.record = outcome.record
                 read.source.checksums = outcome.record.checksums
             read.reason, read.seconds = outcome.reason, outcome.seconds
             self._ended(read)
-            ready_at_s = read.below.bucket.reserve(read.source.page_bytes, outcome.start_s)
-            self._mover.held.hold(read.below.name, ready_at_s, lambda: self._landed(read))
+            link, num_bytes = read.below.bucket, read.source.page_bytes
+            link.pace(num_bytes, outcome.start_s, lambda: self._landed(read), load)
 
         read.below.read(read.source, read.buffer, then)
 
-    def _slices(self, batch: list[PageRead], num_slices: int, on_span: OnSpan) -> None:
+    def _slices(self, batch: list[PageRead], num_slices: int, load: Load, on_span: OnSpan) -> None:
         below, progress = batch[0].below, Progress()
         for read in batch:
             read.progress = progress
         num_bytes = sum(read.source.page_bytes for read in batch) // num_slices
 
-        def arrive() -> None:
+        def arrive(number: int, start_s: float, end_s: float) -> None:
+            paced_s = max(end_s, below.bucket.ended_s) if below.bucket.on else end_s
+            on_span(SliceSpan(below.name, number, start_s, paced_s))
             progress.num_slices += 1
             if progress.num_slices == num_slices:
                 for read in batch:
@@ -133,9 +140,8 @@ class PageReads:
                     read.seconds = progress.seconds / len(batch)
                     self._ended(read)
             start_s, end_s = outcome.start_s, outcome.start_s + outcome.seconds
-            ready_at_s = below.bucket.reserve(num_bytes, start_s)
-            on_span(SliceSpan(below.name, number, start_s, max(end_s, ready_at_s)))
-            self._mover.held.hold(below.name, ready_at_s, arrive)
+            arrived = partial(arrive, number, start_s, end_s)
+            below.bucket.pace(num_bytes, start_s, arrived, load)
 
         below.read_slices([(read.source, read.buffer) for read in batch], num_slices, then)
 

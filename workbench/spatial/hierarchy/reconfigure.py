@@ -7,6 +7,7 @@ from workbench.config import TierSettings
 from workbench.errors import TierError
 from workbench.spatial.hierarchy.admission import make_admission
 from workbench.spatial.hierarchy.host_memory import MIN_STAGING_BYTES
+from workbench.spatial.hierarchy.ladder import OBJECTS
 from workbench.spatial.hierarchy.media import (
     MIB,
     SIZE_OF,
@@ -129,7 +130,8 @@ def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None)
     """Bring one slow tier to the settings; returns how many entries it lost."""
     tier = mover.ladder.tiers[at]
     place, size = place_of(tier.name, settings), capacity_bytes(tier.name, settings)
-    mover.held.set_rate(tier.name, tier.bucket, throttle_mb_s(tier.name, settings))
+    split = settings.object_split if tier.name == OBJECTS else "order"
+    tier.bucket.configure(throttle_mb_s(tier.name, settings), split)
     lost = 0
     if tier.on and (place is None or medium is not None):
         lost = len(tier.table)

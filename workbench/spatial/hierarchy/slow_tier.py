@@ -31,10 +31,11 @@ from workbench.spatial.hierarchy.io_thread import (
 )
 from workbench.spatial.hierarchy.medium import Medium, PageRecord, encode_key, is_private
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
+from workbench.spatial.hierarchy.paced_link import PacedLink
 from workbench.spatial.hierarchy.patience import Patience
 from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.slice_batch import SliceBatch, SliceOutcome
-from workbench.spatial.hierarchy.throttle import TokenBucket, paced_s
+from workbench.spatial.hierarchy.throttle import paced_s
 
 KNOWN_FOR_S = 5.0  # how long a shared medium's "not here" holds (SGLang's file backend: TTL 5 s)
 MOST_ABSENT = 65_536
@@ -63,7 +64,7 @@ class SlowTier:
         self.name = name
         self.clock = clock
         self.counters = counters
-        self.bucket = TokenBucket(0.0)
+        self.bucket = PacedLink(clock)
         self.edge = CodecEdge()
         self.medium: Medium | None = None
         self.where: Place | None = None
@@ -71,6 +72,7 @@ class SlowTier:
         self.table = EntryTable(name, 0, self._release, pins)
         self.calls = MediumCalls(self.edge, clock)
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
+        self.writing_bytes = 0  # of writes that have not taken effect
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written
         self._next_generation = next_generation
         self._ios_before: IoTotals | None = None
@@ -119,7 +121,8 @@ class SlowTier:
 
     def estimate_s(self, sizes: Sequence[int]) -> float:
         """Predicted seconds to read pages of these sizes, in batches, after what is queued."""
-        fit, queued, now_s = self.counters.load_fit, self.io.backlog_bytes, self.clock.now_s()
+        fit, now_s = self.counters.load_fit, self.clock.now_s()
+        queued = self.io.backlog_bytes - self.io.store_bytes  # loads go first
         return paced_s(fit, self.bucket, sizes, queued, now_s, MOST_AT_ONCE)
 
     @property
@@ -127,6 +130,15 @@ class SlowTier:
         """What its medium was asked for since it was measured; None where that is not counted."""
         now, before = totals_of(self.medium), self._ios_before
         return None if now is None else now.since(before or IoTotals())
+
+    @property
+    def store_backlog_s(self) -> float:
+        """Predicted seconds until what was stored so far is there, as a throttle lets it."""
+        seconds = self.counters.store_fit.predict_s(self.writing_bytes, 0)
+        if self.bucket.on:
+            held_s = self.bucket.wait_s(self.clock.now_s(), stores=True)
+            seconds = max(seconds, held_s + self.writing_bytes / (self.bucket.mb_s * 1e6))
+        return seconds
 
     # ---- opening and closing
 
@@ -191,7 +203,13 @@ class SlowTier:
         """Write an indexed entry's page in the background; `page` stays unchanged until then."""
         key = encode_key(entry.key)
         self._absent.pop(key, None)
-        learn = self._learning(self.counters.store_fit, then)
+        self.writing_bytes += entry.page_bytes
+
+        def written(outcome: Outcome) -> None:
+            self.writing_bytes -= entry.page_bytes
+            then(outcome)
+
+        learn = self._learning(self.counters.store_fit, written)
         self.io.queue(Op(PUT, key, Page(entry, page)), learn, entry.page_bytes)
 
     def read(self, entry: Entry, page: np.ndarray, then: Callable[[Outcome], None]) -> None:
@@ -228,7 +246,7 @@ class SlowTier:
             lost = SliceOutcome(dict.fromkeys(range(len(batch.pages)), outcome.reason))
             then(number, found[0] if found else lost)
 
-        self.io.submit(run, ended, len(batch.pages) * batch.slice_bytes)
+        self.io.submit(run, ended, len(batch.pages) * batch.slice_bytes, load=True)
 
     def leave(self, entry: Entry) -> None:
         """Delete a page right after the read that was queued before; its room is free for others.

@@ -1,12 +1,29 @@
-"""A token bucket that slows real transfers to a stated bandwidth (shown as `throttled`)."""
+"""A token bucket that slows DRAM's real transfers to a stated bandwidth (shown as `throttled`).
+
+The tiers below have `paced_link.py`.
+"""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 
 
+class Throttle(Protocol):
+    """What a prediction has to know of one."""
+
+    mb_s: float
+
+    @property
+    def on(self) -> bool:
+        """Whether transfers are slowed."""
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until a new transfer is served."""
+
+
 class TokenBucket:
-    """Paces transfers of one tier to `mb_s` (10^6 bytes per second; 0 = off).
+    """Paces transfers to `mb_s` (10^6 bytes per second; 0 = off).
 
     The bytes move at full speed; what waits is the completion, which `poll` holds back until the
     bucket has refilled. So no thread sleeps, and a modelled clock paces just as a real one does.
@@ -44,7 +61,7 @@ class TokenBucket:
 
 def paced_s(
     fit: TransferFit,
-    bucket: TokenBucket,
+    bucket: Throttle,
     sizes: Sequence[int],
     queued_bytes: int,
     now_s: float,

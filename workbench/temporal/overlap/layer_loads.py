@@ -65,6 +65,7 @@ class LayerLoads:
     most_s: float = MOST_S
     _expected: dict[str, Found] = field(default_factory=dict)  # by request, before it is admitted
     _loads: list[LayerLoad] = field(default_factory=list)
+    _failed: set[str] = field(default_factory=set)  # requests
     _num_done: int = 0  # slices that are in the blocks
     _waits: list[tuple[int, float, float]] = field(default_factory=list)
 
@@ -73,9 +74,9 @@ class LayerLoads:
         """Slices of a row whose layers are alike."""
         return self.slices.num_layers // self.slices.layers
 
-    def takes(self, keys: Sequence[TierKey]) -> bool:
-        """Whether these keys can come by layers, and shall."""
-        several = self.on and self.num_slices > 1
+    def takes(self, request: Request, keys: Sequence[TierKey]) -> bool:
+        """Whether these keys can come by layers, and shall; after a failure they come whole."""
+        several = self.on and self.num_slices > 1 and request.request_id not in self._failed
         return several and self.hierarchy.comes_in_slices(keys, self.num_slices)
 
     def expect(self, found: Found) -> None:
@@ -117,8 +118,16 @@ class LayerLoads:
         for load in self._loads:
             load.tiers, _ = self.hierarchy.progress(load.pending.job_id)
             self.hierarchy.complete_load(load.pending.job_id)
+        self._failed |= {load.request.request_id for load in self._loads if load.failed}
         loads, self._loads, self._waits, self._num_done = self._loads, [], [], 0
         return loads
+
+    def forget(self, request: Request) -> None:
+        """A request is over, perhaps in a step that broke off."""
+        self._failed.discard(request.request_id)
+        for load in [load for load in self._loads if load.request is request]:
+            self._loads.remove(load)
+            self.hierarchy.complete_load(load.pending.job_id)
 
     def _bring(self, number: int) -> None:
         begun_s = self.now_s()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.cache.keys import PrefixKey, TierKey
+from workbench.cache.keys import TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.placement import facts_of
@@ -20,13 +20,14 @@ from workbench.cache.row_slices import Part, RowSlices
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
 from workbench.temporal.overlap.layer_loads import LayerLoads
+from workbench.temporal.scheduling.finding import Finding
 from workbench.temporal.scheduling.lineages import Lineages
 from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Found, Loaded, PendingLoad
 from workbench.temporal.scheduling.prefetch import Prefetch, Prestage
 from workbench.temporal.scheduling.retrieval import PartialStart, Retrieval
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
+from workbench.temporal.scheduling.worth import Worth
 
-MAX_WAITS = 200  # polls a request waits for a page that is still being written
 MIN_DEADLINE_S = 20.0  # a load may take so long, and ten times as long as was predicted
 MAX_DEADLINE_S = 3600.0
 
@@ -41,13 +42,11 @@ class Fetcher:
     recompute_s: Callable[[int], float | None]  # measured time to recompute n tokens
     now_s: Callable[[], float]
     slices: RowSlices
-    gate: bool = True
     enabled: bool = False
     on_load: Callable[[Request, dict[TierKey, str], float], None] = lambda request, tiers, s: None
     counters: FetchCounters = field(default_factory=FetchCounters)
     _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
-    _waits: dict[str, int] = field(default_factory=dict)
     _no_fetch: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -55,6 +54,8 @@ class Fetcher:
         self.prefetch = Prefetch(self.hierarchy)
         self.prestage = Prestage(self.hierarchy, self.manager)
         self.lineages = Lineages(self.manager, self.hierarchy)
+        self.finding = Finding(self.manager, self.hierarchy, self.lineages, self.prefetch)
+        self.worth = Worth(self.hierarchy, self.recompute_s, self.counters)
         self.layers = LayerLoads(self.store, self.hierarchy, self.slices, self.now_s)
         self.retrieval = Retrieval(
             self.manager, self.store, self.hierarchy, self.counters, self.now_s, self.on_load
@@ -154,7 +155,7 @@ class Fetcher:
             keys = self.swaps.keys_below(record)
             if all(self.hierarchy.lookup(key) is Lookup.HIT for key in keys):
                 return self._start(request, keys, 0) if keys else Fetch.ADMIT
-            if self._may_wait(request, keys):
+            if self.finding.may_wait(request, keys, swapped=True):
                 return Fetch.WAIT
             self.swaps.forget(request)
         return self._consider_prefix(request, hit, step_tokens) if prefixes else Fetch.ADMIT
@@ -162,85 +163,33 @@ class Fetcher:
     def _drop_stale(self, request: Request, hit: PrefixHit) -> None:
         """Fetch again if what the loaded pages continue has left HBM while the request waited."""
         loaded = self._loaded.get(request.request_id)
-        waits = self._waits.get(request.request_id, 0)
-        if loaded is None or len(hit.rows) >= loaded.first or waits >= MAX_WAITS:
-            return
-        self._waits[request.request_id] = waits + 1
-        del self._loaded[request.request_id]
-        self.hierarchy.complete_load(loaded.job_id)
+        stale = loaded is not None and len(hit.rows) < loaded.first
+        if loaded is not None and stale and self.finding.wait(request):
+            del self._loaded[request.request_id]
+            self.hierarchy.complete_load(loaded.job_id)
 
     def _consider_prefix(self, request: Request, hit: PrefixHit, step_tokens: int | None) -> Fetch:
-        first = len(hit.rows)
-        most = self.manager.most_hit_pages(request)
-        lineages = self.lineages.behind(hit)
-        best: list[PrefixKey] = []
-        best_lineage = hit.lineage
-        for lineage in lineages:
-            keys = self.manager.keys.row_keys(request, lineage)[first:most]
-            if keys and (self._asks(request, keys) or self._may_wait(request, keys[:1])):
-                return Fetch.WAIT
-            run = self._leading_hits(keys)
-            if len(run) > len(best):
-                best, best_lineage = run, lineage
-        if not best:
+        first, size = len(hit.rows), self.manager.block_size
+        found = self.finding.find(request, hit)
+        if found is None:
+            return Fetch.WAIT
+        run, lineage = found
+        if not run:
             return Fetch.ADMIT
-        num_found, best = len(best), self.retrieval.choose(request, best, first, best_lineage)
-        if self.gate and not self._worth_it(best, num_found):
-            self.counters.num_gated += 1
+        keys = self.retrieval.choose(request, run, first, lineage)
+        if not self.worth.fetching(keys, len(run) * size):
             self._no_fetch.add(request.request_id)
             return Fetch.ADMIT
-        whole = len(best) == num_found  # with holes in it, a prefix starts in another way
-        if whole and self._overlaps(request, first, best, step_tokens):
-            pending = self._submit(request, list(best), first, None, self.layers.num_slices)
-            self.layers.expect(Found(best_lineage, keys=list(best), coming=pending))
+        rest = request.num_tokens - (first + len(run)) * size
+        shared = None if step_tokens is None else min(step_tokens, rest)
+        whole = len(keys) == len(run)  # with holes in it, a prefix starts in another way
+        if whole and self.layers.takes(request, keys) and self.worth.overlapping(keys, shared):
+            pending = self._submit(request, list(keys), first, None, self.layers.num_slices)
+            self.layers.expect(Found(lineage, keys=list(keys), coming=pending))
             return Fetch.ADMIT
-        best = self.prefetch.at_hand(request.request_id, best)
-        most_s = self.prefetch.most_s(len(best) * self.manager.block_size)
-        return self._start(request, list(best), first, most_s) if best else Fetch.ADMIT
-
-    def _overlaps(
-        self, request: Request, first: int, keys: list[PrefixKey], step_tokens: int | None
-    ) -> bool:
-        """Whether to load these by layers: others in the step wait no longer than it computes."""
-        if not self.layers.takes(keys):
-            return False
-        if step_tokens is None:
-            return True
-        known = (first + len(keys)) * self.manager.block_size
-        compute_s = self.recompute_s(min(step_tokens, request.num_tokens - known))
-        return compute_s is not None and self.hierarchy.estimate_load_s(keys) <= compute_s
-
-    def _asks(self, request: Request, keys: list[PrefixKey]) -> bool:
-        """Whether to wait until shared tiers have said which of these keys they have."""
-        waits = self._waits.get(request.request_id, 0)
-        known = self.hierarchy.know(keys)
-        if known or waits >= MAX_WAITS or not self.prefetch.waits:
-            return False
-        self._waits[request.request_id] = waits + 1
-        return True
-
-    def _leading_hits(self, keys: list[PrefixKey]) -> list[PrefixKey]:
-        for at, key in enumerate(keys):
-            if self.hierarchy.lookup(key) is not Lookup.HIT:
-                return keys[:at]
-        return keys
-
-    def _may_wait(self, request: Request, keys: list[TierKey] | list[PrefixKey]) -> bool:
-        waits = self._waits.get(request.request_id, 0)
-        busy = (Lookup.HIT_PENDING, Lookup.RETRY)
-        if not (self.prefetch.waits or self.swaps.record(request)):
-            return False
-        if waits >= MAX_WAITS or not any(self.hierarchy.lookup(key) in busy for key in keys):
-            return False
-        self._waits[request.request_id] = waits + 1
-        return True
-
-    def _worth_it(self, keys: list[PrefixKey], num_pages: int) -> bool:
-        """Fetch only if it is predicted to be faster than recomputing the run (decision 7)."""
-        load_s = self.hierarchy.estimate_load_s(keys)
-        recompute_s = self.recompute_s(num_pages * self.manager.block_size)
-        self.counters.last_recompute_s = recompute_s or 0.0
-        return recompute_s is None or load_s < recompute_s
+        keys = self.prefetch.at_hand(request.request_id, keys)
+        most_s = self.prefetch.most_s(len(keys) * size)
+        return self._start(request, list(keys), first, most_s) if keys else Fetch.ADMIT
 
     def _start(
         self, request: Request, keys: list[TierKey], first: int, most_s: float | None = None
@@ -260,7 +209,9 @@ class Fetcher:
         allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
         start_s = self.now_s()
         deadline_s = start_s + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
-        job_id = self.hierarchy.submit_load(keys, num_slices)
+        rest = request.num_tokens - (first + len(keys)) * self.manager.block_size
+        compute_s = self.recompute_s(max(0, rest)) or 0.0
+        job_id = self.hierarchy.submit_load(keys, num_slices, compute_s)
         return PendingLoad(job_id, first, request, deadline_s, start_s)
 
     def park(self, request: Request) -> bool:
@@ -374,13 +325,14 @@ class Fetcher:
         coming = self.layers.give_up(request)
         if coming is not None:
             self.hierarchy.cancel_load(coming.job_id)
-        self._waits.pop(request_id, None)
+        self.finding.forget(request_id)
         self._no_fetch.discard(request_id)
         self.prefetch.forget(request_id)
         self.prestage.forget(request_id)
         self.swaps.forget(request)
         self.retrieval.forget(request, finished=finished)
         if finished:
+            self.layers.forget(request)
             for job_id, pending in list(self._pending.items()):
                 if pending.request is request:
                     del self._pending[job_id]

@@ -4,6 +4,7 @@ wait: until it is there. timeout: at most a base time and a share for each 1,024
 best_effort: not at all; what lies in DRAM is taken, and the rest comes up meanwhile.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -41,7 +42,9 @@ class Prefetch:
         count = len(keys) if self.waits else self.hierarchy.num_at_hand(keys)
         if count < len(keys) and request_id not in self._running:
             self._running.add(request_id)
-            self.hierarchy.submit_load(keys[count:])  # for whoever is admitted after that
+            self.hierarchy.submit_load(
+                keys[count:], compute_s=math.inf
+            )  # for whoever is admitted after that
         return keys[:count]
 
     def forget(self, request_id: str) -> None:
@@ -82,7 +85,9 @@ class Prestage:
         below = below[: self.hierarchy.num_held(below)]
         rest = below[self.hierarchy.num_at_hand(below) :]
         if rest:
-            self.hierarchy.submit_load(rest)  # for whoever is admitted after that
+            self.hierarchy.submit_load(
+                rest, compute_s=math.inf
+            )  # for whoever is admitted after that
 
     def forget(self, request_id: str) -> None:
         """A request is admitted or over; preempted, it may be staged anew."""

@@ -10,6 +10,7 @@ is what was never observed. The request's own pages are not indexed (decision 5)
 survey's importance-aware retrieval (arXiv 2607.08057, MHO); mass as in H2O (arXiv 2306.14048).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -146,7 +147,7 @@ class Retrieval:
         manager.lookup.admitted(request, start.num_computed_tokens, len(start.rows))
         self.counters.num_left_out_pages += len(start.holes)
         if self.how == "late":
-            job_id = self.hierarchy.submit_load([key for _, key in start.holes])
+            job_id = self.hierarchy.submit_load([key for _, key in start.holes], compute_s=math.inf)
             self._late[job_id] = _Late(
                 request,
                 manager.requests[request.request_id],
