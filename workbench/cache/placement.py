@@ -106,7 +106,8 @@ class PlacementPolicy(Protocol):
     """Chooses what leaves a full tier, and where it goes; subclass it, or have its members.
 
     `by_recency`: the least recently used page leaves, and `keep` is never asked. `needs_mass`: the
-    engine observes attention mass at each step.
+    engine observes attention mass where a prompt ends, and now and then. Asked of pages that have
+    to leave a tier; which copies are made before that, `tiers.write` says.
     """
 
     by_recency: bool = False

@@ -204,7 +204,7 @@ class Engine:
             runner, policy = self.stack.runner, self.retainer.policy
             logits, mass = runner.run(
                 batch,
-                mass=self.retainer.wants_mass(self.num_steps),
+                mass=self.retainer.wants_mass(self.num_steps, batch),
                 norms=policy.needs_keys,
                 reduce=self.config.retention.gqa_reduce,
                 see=self.retainer.watch(batch),

@@ -21,7 +21,7 @@ from workbench.structural.retention.selection import floor_tokens, pages_to_drop
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
-MASS_EVERY = 4  # steps between observations when only the display wants them
+MASS_EVERY = 4  # steps between observations when only the display or the tiers want them
 
 
 class Retainer:
@@ -47,16 +47,19 @@ class Retainer:
         for request in self._engine.requests.values():
             self.add(request)
 
-    def wants_mass(self, step: int) -> bool:
-        """Whether the kernels should return attention mass at this step."""
-        merges_by_mass = self._engine.config.retention.merge == "cam"
-        return (
-            self.policy.needs_mass
-            or merges_by_mass
-            or self._engine.hierarchy.mover.placer.needs_mass
-            or self._engine.config.tiers.retrieval != "all"
-            or (self.for_display and step % MASS_EVERY == 0)
-        )
+    def wants_mass(self, step: int, batch: ForwardBatch) -> bool:
+        """Whether the kernels should return attention mass at this step.
+
+        Tiers want it at each prompt's last chunk, whose queries see all of it (as SnapKV's window
+        does), and now and then after that: mass makes a step slower.
+        """
+        config = self._engine.config
+        if self.policy.needs_mass or config.retention.merge == "cam":
+            return True
+        tiers = self._engine.hierarchy.mover.placer.needs_mass or config.tiers.retrieval != "all"
+        if (self.for_display or tiers) and step % MASS_EVERY == 0:
+            return True
+        return tiers and _ends_a_prompt(batch)
 
     def watch(self, batch: ForwardBatch) -> SeeQueries | None:
         """Who looks at the queries of a step, if anybody does."""
@@ -189,6 +192,14 @@ class Retainer:
             gone = np.setdiff1d(np.arange(len(positions)), kept)
         self.observers[request.request_id].mark_evicted(group, positions[gone])
         return len(gone), freed
+
+
+def _ends_a_prompt(batch: ForwardBatch) -> bool:
+    return any(
+        request.num_computed_tokens < request.num_prompt_tokens
+        and request.num_computed_tokens + count >= request.num_prompt_tokens
+        for request, count in zip(batch.requests, batch.q_lens.tolist(), strict=True)
+    )
 
 
 def _is_due(request: Request, settings: RetentionSettings) -> bool:

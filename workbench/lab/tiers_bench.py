@@ -10,6 +10,7 @@ from workbench.lab import (
     media_bench,
     object_split_bench,
     overlap_bench,
+    placement_bench,
     prestage_bench,
     restart_bench,
     retrieval_bench,
@@ -23,6 +24,7 @@ from workbench.lab.host_copy_bench import measure_copies
 from workbench.lab.media_bench import MediaPlan, measure_media
 from workbench.lab.object_split_bench import SplitPlan, measure_split
 from workbench.lab.overlap_bench import OverlapPlan, measure_overlap
+from workbench.lab.placement_bench import PlacementPlan, measure_placement
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
 from workbench.lab.retrieval_bench import RetrievalPlan, measure_retrieval
@@ -41,8 +43,9 @@ def measure(
     trace: Path | None = None,
 ) -> list[Figure]:
     """Host copies; the cost of every tier; the disk, with `file_mib` of a file in `path` or a
-    private folder; hits in a new process; prestaging; pages left out by attention mass; transfers
-    under faults; and a Mooncake trace, if given, against its published rates."""
+    private folder; hits in a new process; prestaging; placement policies; pages left out by
+    attention mass; transfers under faults; and a Mooncake trace, if given, against its published
+    rates."""
     plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
     figures += measure_cost_model(progress)
@@ -52,6 +55,7 @@ def measure(
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())
     figures += measure_split(progress, object_split_bench.QUICK if quick else SplitPlan())
     figures += measure_overlap(progress, overlap_bench.QUICK if quick else OverlapPlan())
+    figures += measure_placement(progress, placement_bench.QUICK if quick else PlacementPlan())
     figures += measure_retrieval(progress, retrieval_bench.QUICK if quick else RetrievalPlan())
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
         sizes = fault_run.QUICK if quick else FaultPlan()

@@ -10,7 +10,7 @@ from workbench.spatial.hierarchy.pins import Hold
 if TYPE_CHECKING:
     from workbench.spatial.hierarchy.entries import Entry, EntryTable
 
-NUM_OLDEST, NUM_RANDOM = 16, 32  # of a sample; a tier of at most 48 entries is compared as a whole
+NUM_OLDEST, NUM_RANDOM = 8, 16  # of a sample; a tier of at most 24 entries is compared as a whole
 TAKEN_SHARE = 4  # a quarter of a sample goes at most before the next one is drawn
 Order = Callable[["list[Entry]"], "list[Entry]"]  # the one that leaves first in front
 
@@ -41,16 +41,14 @@ class Bag(Generic[T]):
             self._at[id(last)] = at
 
     def draw(self, count: int) -> list[T]:
-        """Some at random, perhaps one twice; all where there are no more than that."""
-        if len(self._things) <= count:
-            return list(self._things)
+        """Some at random, perhaps one twice."""
         return self._random.choices(self._things, k=count)
 
 
 def ranked(table: "EntryTable", num_bytes: int, order: Order) -> "list[Entry]":
     """Evictable entries of so many bytes, or all there are, those that `order` puts first.
 
-    Each time up to 16 of the least recently used and 32 at random are compared (sampled eviction
+    Each time up to 8 of the least recently used and 16 at random are compared (sampled eviction
     as in Redis), so that a choice costs the same in a tier of any size. What a soft pin holds is
     compared once nothing else is left.
     """
@@ -75,8 +73,10 @@ def _candidates(table: "EntryTable", chosen: "dict[int, Entry]", turn: Hold) -> 
     def may_go(entry: "Entry") -> bool:
         return id(entry) not in chosen and table.hold(entry) is turn
 
+    if len(table.bag) <= NUM_OLDEST + NUM_RANDOM:
+        return list(filter(may_go, table.oldest()))
     nearest = islice(table.oldest(), 2 * NUM_OLDEST + len(chosen))
     some = list(islice(filter(may_go, nearest), NUM_OLDEST))
-    some += filter(may_go, table.bag.draw(NUM_OLDEST + NUM_RANDOM - len(some)))
+    some += filter(may_go, table.bag.draw(NUM_RANDOM))
     some = some or list(islice(filter(may_go, table.oldest()), NUM_OLDEST))
     return list({id(entry): entry for entry in some}.values())

@@ -1,7 +1,9 @@
-"""What `workbench bench tiers` tells of pages that are left out, at tiny sizes."""
+"""What `workbench bench tiers` tells of placement and of pages left out, at tiny sizes."""
 
 import dataclasses
 
+from workbench.lab import placement_bench
+from workbench.lab.placement_bench import measure_placement
 from workbench.lab.retrieval_bench import QUICK, measure_retrieval
 
 
@@ -20,3 +22,10 @@ def test_leaving_out_costs_quality_and_spares_bytes() -> None:
     assert "0 of them written later" in found["retrieval_skip_60_kl"].note
     ratio = found["retrieval_skip_60_ttft_ratio"]
     assert ratio.provenance == "throttled" and ratio.value and ratio.value > 0
+
+
+def test_each_policy_keeps_up_what_it_is_for() -> None:
+    found = {each.name: each.value or 0 for each in measure_placement(quiet, placement_bench.QUICK)}
+    assert found["placement_dram_share_cost"] > found["placement_dram_share_lru"] > 0.1
+    assert found["placement_dram_mass_importance"] > found["placement_dram_mass_lru"]
+    assert all(found[f"placement_disk_written_{name}"] > 0 for name in ("lru", "cost"))
