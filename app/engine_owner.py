@@ -8,6 +8,7 @@ from typing import IO
 
 from app.driver import Driver
 from app.quality.jobs import QualityJobs
+from app.tiers.device_jobs import DeviceJobs
 from workbench.client import EngineClient
 from workbench.config import EngineConfig
 from workbench.model.fetch import cache_dir
@@ -18,7 +19,7 @@ RANDOM_LAYERS_VARIABLE = "KV_WORKBENCH_RANDOM_LAYERS"  # a small random model, f
 
 @dataclass
 class EngineOwner:
-    """Client, driver, quality jobs, and whether another dashboard here runs an engine too.
+    """Client, driver, jobs, and whether another dashboard here runs an engine too.
 
     `notice` is the sentence about that other engine, empty if there is none.
     """
@@ -27,6 +28,7 @@ class EngineOwner:
     driver: Driver
     notice: str = ""
     quality: QualityJobs = field(default_factory=QualityJobs)
+    devices: DeviceJobs = field(default_factory=DeviceJobs)
     _lock_file: IO[str] | None = field(default=None, repr=False)
 
     @property
@@ -35,8 +37,9 @@ class EngineOwner:
         return bool(self.notice)
 
     def close(self) -> None:
-        """End the engine process, and the quality job's if there is one."""
+        """End the engine process, and those of the jobs that run."""
         self.quality.close()
+        self.devices.close()
         self.client.close()
         if self._lock_file is not None:
             self._lock_file.close()

@@ -5,9 +5,10 @@ import os
 import streamlit as st
 
 from app.engine_owner import RANDOM_LAYERS_VARIABLE
+from app.job_process import job_threads
 from app.panels.act import attempt, sentence
 from app.panels.page import Page, current_page, open_page
-from app.quality.jobs import QualityJobs, Status, job_threads
+from app.quality.jobs import QualityJobs, Status
 from app.quality.settings import CURRENT, current_setting
 from app.text.sentences import escape
 from workbench.quality.job_protocol import JobPlan

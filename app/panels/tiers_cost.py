@@ -78,6 +78,11 @@ def _crossover_line(page: Page, tier: TierReport, tokens: float, needed: float) 
     return page.texts("tiers.crossover_line", tier=tier.name, tokens=f"{math.ceil(tokens):,}")
 
 
+def _ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.2f}" if ms >= 0.1 or not ms else f"{ms:.2g}"
+
+
 def _rate(bytes_per_s: float) -> str:
     mb_s = bytes_per_s / 1e6
     return f"{mb_s:,.0f}" if mb_s >= 10 else f"{mb_s:.2g}"
@@ -87,7 +92,7 @@ def _cost_line(page: Page, report: TiersReport, tier: TierReport) -> str:
     return page.texts(
         "tiers.cost_line",
         tier=tier.name,
-        latency=f"{tier.load.latency_s * 1e3:.2f}",
+        latency=_ms(tier.load.latency_s),
         load=f"{tier.load.bytes_per_s / 1e6:,.0f}",
         store=f"{tier.store.bytes_per_s / 1e6:,.0f}",
         n=tier.load.samples,

@@ -1,10 +1,7 @@
 """The one quality job of this dashboard process, and every report it has brought so far."""
 
-import contextlib
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -13,6 +10,7 @@ from typing import IO
 
 import msgspec
 
+from app.job_process import close_input, death, launch, send
 from workbench.clock import Clock, RealClock
 from workbench.errors import WorkbenchError
 from workbench.quality import job_protocol as protocol
@@ -124,7 +122,7 @@ class QualityJobs:
             if self._status.running:
                 raise JobBusyError("a measurement runs already: wait for it, or cancel it")
             log = tempfile.TemporaryFile()  # closed when the job has ended
-            process = _launch(log)
+            process = launch(MODULE, log)
             self._status = Status(
                 state="running",
                 kind=kind,
@@ -138,7 +136,7 @@ class QualityJobs:
                 target=self._follow, args=(running,), name="quality job", daemon=True
             )
             self._running = running
-        _send_plan(process, plan)
+        send(process, protocol.encode_line(plan))
         running.thread.start()
         return self._status.number
 
@@ -163,7 +161,7 @@ class QualityJobs:
             running = self._running
         if running is None:
             return
-        _close_input(running.process)
+        close_input(running.process)
         try:
             running.process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -219,14 +217,14 @@ class QualityJobs:
         self._changed()
 
     def _ended(self, running: _Running, code: int) -> None:
-        _close_input(running.process)
+        close_input(running.process)
         state, error = running.ended or "failed", running.error
         if error:
             state = "failed"
         elif state == "failed" and code == -signal.SIGTERM and self.status.cancelling:
             state = "cancelled"  # before it could listen: it was still being started
         elif state == "failed":
-            error = _death(code, running.log)
+            error = death(code, running.log)
         running.log.close()
         with self._lock:
             for name in running.names & self._results.keys():
@@ -239,47 +237,6 @@ class QualityJobs:
 
     def _changed(self) -> None:
         self._status = replace(self._status, version=self._status.version + 1)
-
-
-def job_threads(num_cores: int) -> int:
-    """Threads of a job beside an engine that has all cores but one: they must not wait for it."""
-    return max(1, num_cores // 4)
-
-
-def _launch(log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    # The pipe on its standard input tells the job that we are gone; a session of its own keeps
-    # Ctrl-C in the terminal ours.
-    threads = str(job_threads(os.cpu_count() or 1))
-    return subprocess.Popen(
-        [sys.executable, "-m", MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env={"OMP_NUM_THREADS": threads} | dict(os.environ),
-        start_new_session=True,
-    )
-
-
-def _send_plan(process: "subprocess.Popen[bytes]", plan: JobPlan) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended: the follower tells why
-        process.stdin.write(protocol.encode_line(plan))
-        process.stdin.flush()
-
-
-def _close_input(process: "subprocess.Popen[bytes]") -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it ended before it had read its plan
-        process.stdin.close()
-
-
-def _death(code: int, log: IO[bytes]) -> str:
-    """One sentence about a process that ended without a last line."""
-    log.seek(0)
-    lines = log.read()[-4000:].decode(errors="replace").strip().splitlines()
-    last = f": {lines[-1][:300]}" if lines else ""
-    by = f"by signal {-code}" if code < 0 else f"with code {code}"
-    return f"its process ended {by}{last}"
 
 
 def follow_until(jobs: QualityJobs, done: Callable[[Status], bool], timeout_s: float) -> bool:

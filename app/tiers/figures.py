@@ -115,7 +115,7 @@ def laid_out(figure: go.Figure, height: int = HEIGHT_PX) -> go.Figure:
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 32, "b": 8},
-        legend={"orientation": "h", "y": 1.02, "x": 0, "yanchor": "bottom"},
+        legend={"orientation": "h", "y": 1.05, "x": 0, "yanchor": "bottom"},
         font={"size": 12},
     )
     return figure

@@ -9,6 +9,7 @@ from app.panels.link_panel import read_address, show_offer, write_address
 from app.panels.page import Page, enter, open_page
 from app.panels.tab_sync import watch_tab
 from app.panels.tiers_cost import show_cost
+from app.panels.tiers_devices import show_devices
 from app.panels.tiers_faults import show_faults
 from app.panels.tiers_journey import show_journey
 from app.panels.tiers_overlap import show_overlap
@@ -47,8 +48,10 @@ def _main(page: Page) -> None:
     if report is None:
         st.caption(texts("tiers.not_yet"))
         return
-    names = ("worth", "cost", "flow", "journey", "overlap")
-    worth, cost, flow, journey, overlap = st.tabs([texts(f"tiers.tab.{name}") for name in names])
+    names = ("worth", "cost", "flow", "journey", "overlap", "devices")
+    worth, cost, flow, journey, overlap, devices = st.tabs(
+        [texts(f"tiers.tab.{name}") for name in names]
+    )
     with worth:
         show_worth()
     with cost:
@@ -59,4 +62,6 @@ def _main(page: Page) -> None:
         show_journey(page)
     with overlap:
         show_overlap(page, report)
+    with devices:
+        show_devices(page)
     st.button(texts("tiers.refresh"), key="tiers_refresh", help=texts("tiers.refresh_help"))

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.quality.jobs import JobBusyError, QualityJobs, Status, follow_until, job_threads
+from app.job_process import job_threads
+from app.quality.jobs import JobBusyError, QualityJobs, Status, follow_until
 from app.quality.settings import format_settings
 from app.text import load_texts
 from workbench.errors import SettingError

@@ -57,7 +57,7 @@ def test_a_fault_by_button_is_told(tiers_tab: Tab) -> None:
 
 def test_each_tab_opens_and_a_phone_needs_no_sideways_scroll(tiers_tab: Tab) -> None:
     page = tiers_tab.page
-    for name in ("Cost", "Flow", "A block's journey", "Worth it?"):
+    for name in ("Cost", "Flow", "A block's journey", "Devices", "Worth it?"):
         page.get_by_role("tab", name=name).click()
         tiers_tab.settled()
     page.set_viewport_size({"width": 390, "height": 844})

@@ -104,6 +104,24 @@ def test_a_block_is_held_and_let_go_by_button(owner: engine_owner.EngineOwner) -
     assert client.tiers().tiers[0].num_held == 0
 
 
+def test_placements_run_from_the_page(owner: engine_owner.EngineOwner) -> None:
+    app = opened()
+    assert "stands here once it ran" in words(app)
+    checked(app.multiselect(key="devices_chosen").set_value([]).run())
+    assert app.button(key="devices_run").disabled
+    checked(app.multiselect(key="devices_chosen").set_value(["pp2"]).run())
+    checked(app.button(key="devices_run").click().run())
+    assert "1 placements are compared in processes of their own" in words(app)
+    assert app.button(key="devices_run").disabled and app.button(key="devices_cancel")
+    wait_for(lambda: not owner.devices.status.running, 90, lambda: owner.devices.status.error)
+    app = opened()
+    assert "All placements ran" in words(app)
+    (table,) = [frame.value for frame in app.dataframe if "KV balance" in frame.value]
+    assert list(table["placement"]) == ["pipeline, 2 ranks by layer"]
+    assert list(table["equal tokens"]) == ["136/136"]
+    assert list(table["bytes moved a token"]) == list(table["by formula"])
+
+
 def test_a_journey_of_no_moves_draws_an_empty_picture() -> None:
     texts = load_texts()
     moves: list[BlockMove] = []

@@ -178,6 +178,11 @@ def _layout(layout: str, plan: DiskPlan) -> list[Figure]:
         _folder_beside(plan.path) as beside,
         _opened(beside, room, replace(WAYS["_one_call"], layout=layout)) as single,
     ):
+        what = {
+            "": f"whole pages in random order, {BATCH} a call, {ring.way}",
+            "_one_call": f"the same, {single.way}, one system call an I/O",
+            "_by_layer": f"one layer of {BATCH} pages after the other, {ring.way}",
+        }
         reads = _Reads(puts)
         for disk in (ring, single):
             for first in range(0, len(puts), BATCH):
@@ -193,11 +198,6 @@ def _layout(layout: str, plan: DiskPlan) -> list[Figure]:
             plan.layout_rounds,
         )
     rates = {name: len(puts) * PAGE_BYTES / median(each) / 1e6 for name, each in seconds.items()}
-    what = {
-        "": f"whole pages in random order, {BATCH} a call, {ring.way}",
-        "_one_call": f"the same, {single.way}, one system call an I/O",
-        "_by_layer": f"one layer of {BATCH} pages after the other, {ring.way}",
-    }
     return [
         Figure(
             name=f"disk_ios_per_page_{layout}",

@@ -6,17 +6,15 @@ standard input closes (also by the starter's death): then it reports what it has
 """
 
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
-from types import FrameType
 
 import torch
 
-from workbench.clock import Clock, RealClock
+from workbench.clock import RealClock
 from workbench.errors import WorkbenchError
+from workbench.lab.child_job import Cancel, end_with_starter, read_line
 from workbench.model.load import LoadedModel, load_model
 from workbench.model.random_launch import random_model
 from workbench.quality import job_protocol as protocol
@@ -31,36 +29,7 @@ from workbench.quality.run import Contender, Doing, compare, make_contender, rep
 from workbench.quality.texts import text_windows
 
 EXIT_REFUSED, EXIT_CRASHED = 2, 70
-GRACE_S = 3.0  # a running window may take longer; without a starter nobody waits for it
 FULL, PROBES_SHARE = "full cache", 0.2
-
-
-class Cancel:
-    """Whether to stop, and why."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._asked = threading.Event()
-        self._end_s = float("inf")
-
-    def limit(self, seconds: float) -> None:
-        """Stop by itself after so many seconds from now; 0 = never."""
-        self._end_s = self._clock.now_s() + seconds if seconds else float("inf")
-
-    def ask(self, *_: int | FrameType | None) -> None:
-        """Stop before the next step of a window."""
-        self._asked.set()
-
-    def __call__(self) -> bool:
-        """Whether to stop now."""
-        return bool(self.why)
-
-    @property
-    def why(self) -> str:
-        """cancelled, time, or empty while it goes on."""
-        if self._asked.is_set():
-            return "cancelled"
-        return "time" if self._clock.now_s() >= self._end_s else ""
 
 
 def write(line: protocol.Line) -> None:
@@ -145,38 +114,12 @@ def _load(job: protocol.JobPlan) -> LoadedModel:
     return load_model(job.model_path, job.plan.weight_format)
 
 
-def _end_with_starter(cancel: Cancel) -> None:
-    """Stop on SIGTERM, and when the starter's end of standard input closes."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        cancel.ask()
-        threading.Event().wait(GRACE_S)
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, cancel.ask)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's to handle
-    threading.Thread(target=watch, name="starter watch", daemon=True).start()
-
-
-def _read_line() -> bytes:
-    """The first line of standard input, at most one byte more than a plan may have."""
-    data = b""
-    while b"\n" not in data and len(data) <= protocol.MAX_PLAN_BYTES:
-        piece = os.read(0, 65536)
-        if not piece:
-            break
-        data += piece
-    return data.split(b"\n")[0] if b"\n" in data else data
-
-
 def main(arguments: Sequence[str] = ()) -> int:
     """Run the job that standard input describes; returns the exit code."""
     cancel = Cancel(RealClock())
     try:
-        job = protocol.decode_plan(_read_line())
-        _end_with_starter(cancel)
+        job = protocol.decode_plan(read_line(protocol.MAX_PLAN_BYTES))
+        end_with_starter(cancel)
         cancel.limit(job.time_limit_s)
         torch.set_num_threads(max(1, job.num_threads))
         model = _load(job)
