@@ -1,5 +1,6 @@
 """Text on a page that is too faint to be read, by WCAG 2.2's measure of contrast."""
 
+import time
 from typing import Any
 
 from playwright.sync_api import Page
@@ -73,6 +74,10 @@ FAINT_TEXT = """() => {
 def faint_text(page: Page) -> list[Any]:
     """[ratio, text, class] of each; raises AssertionError if the page shows hardly any text."""
     told = page.evaluate(FAINT_TEXT)
+    end_s = time.monotonic() + 20  # a page that was just opened is drawn bit by bit
+    while told["checked"] <= 20 and time.monotonic() < end_s:
+        time.sleep(0.2)
+        told = page.evaluate(FAINT_TEXT)
     assert told["checked"] > 20
     found: list[Any] = told["found"]
     return found
