@@ -20,6 +20,7 @@ def test_leaving_out_costs_quality_and_spares_bytes() -> None:
     assert (found["retrieval_skip_60_read_share"].value or 1) < 0.9
     assert found["retrieval_late_60_read_share"].value == 1, "they came all the same"
     assert "0 of them written later" in found["retrieval_skip_60_kl"].note
+    assert (found["retrieval_skip_60_wait_ratio"].value or 1) < 0.95
     ratio = found["retrieval_skip_60_ttft_ratio"]
     assert ratio.provenance == "throttled" and ratio.value and ratio.value > 0
 

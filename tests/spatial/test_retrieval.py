@@ -285,6 +285,8 @@ def test_any_schedule_with_holes_keeps_the_invariants(data: st.DataObject) -> No
         elif kind == "change":
             engine.apply({"tiers.retrieval": draw(st.sampled_from(["all", "late", "skip"])),
                           "tiers.retrieval_share": draw(st.sampled_from([0.2, 0.9])),
+                          "tiers.load": draw(st.sampled_from(["whole", "layerwise"])),
+                          "tiers.prefetch": draw(st.sampled_from(["wait", "best_effort"])),
                           "tiers.dram_mib": draw(st.sampled_from([0.0, 0.0, 0.1]))})  # fmt: skip
         elif kind == "retain":
             level = draw(st.sampled_from(["page", "token"]))

@@ -3,7 +3,7 @@
 A text's first part lies on a disk slowed to a stated bandwidth, each page with the attention mass
 it was read with. The whole text is then served, with every page read, with the lightest left out,
 and with those late. Compared over the text's last tokens: KL to what full retrieval gives, bytes
-read, and the time until the first of them is computed.
+read, the wait for pages, and the time until the first of them is computed.
 """
 
 from collections.abc import Callable
@@ -53,6 +53,7 @@ class Served:
 
     rows: Tensor  # fp32 [scored, vocab]
     seconds: float  # to the first of them
+    wait_s: float  # of which for pages
     num_left_out: int
     num_late: int
     read_bytes: int
@@ -74,7 +75,7 @@ def measure_retrieval(progress: Progress, plan: RetrievalPlan) -> list[Figure]:
     figures = []
     for way, found in runs.items():
         figures += _figures(way, found, plan)
-        progress("; ".join(f"{figure.name} {figure.value:.3g}" for figure in figures[-3:]))
+        progress("; ".join(f"{figure.name} {figure.value:.3g}" for figure in figures[-4:]))
     return figures
 
 
@@ -143,7 +144,8 @@ def _serve(engine: Engine, plan: RetrievalPlan, text: list[int]) -> Served:
             strict=True,
         )
     )
-    return Served(torch.cat(rows), first_s[0] - started_s, left_out, late, read)
+    took_s = first_s[0] - started_s
+    return Served(torch.cat(rows), took_s, counters.last_load_s, left_out, late, read)
 
 
 def _read_bytes(engine: Engine) -> int:
@@ -166,6 +168,7 @@ def _figures(
     scores = join([each for _, _, each in found])
     read = sum(one.read_bytes for one, _, _ in found) / sum(full.read_bytes for _, full, _ in found)
     ratio = median(one.seconds / full.seconds for one, full, _ in found)
+    wait = median(one.wait_s / full.wait_s for one, full, _ in found)
     pages = sum(one.num_left_out for one, _, _ in found)
     late = sum(one.num_late for one, _, _ in found)
     agree = 1.0 - len(scores.flips) / len(scores)
@@ -176,9 +179,13 @@ def _figures(
         f"{agree:.1%} of the greedy choices agree, perplexity {np.exp(scores.nll.mean()):.3f} "
         f"instead of {np.exp(scores.nll_full.mean()):.3f}"
     )
-    saved = f"{said}; {full_s * 1e3:.0f} ms with every page, disk slowed to {plan.disk_mb_s:g} MB/s"
+    wait_s = median(full.wait_s for _, full, _ in found)
+    slowed = f"disk slowed to {plan.disk_mb_s:g} MB/s"
+    saved = f"{said}; {full_s * 1e3:.0f} ms with every page, {slowed}"
+    waited = f"{said}; pages were waited for {wait_s * 1e3:.0f} ms where all are read, {slowed}"
     return [
         Figure(name=f"{name}_kl", value=float(scores.kl.mean()), unit="nats", note=quality),
         Figure(name=f"{name}_read_share", value=read, note=f"{said}; bytes read, of all"),
+        Figure(name=f"{name}_wait_ratio", value=wait, provenance="throttled", note=waited),
         Figure(name=f"{name}_ttft_ratio", value=ratio, provenance="throttled", note=saved),
     ]
