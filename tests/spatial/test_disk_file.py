@@ -551,15 +551,17 @@ def test_a_deleted_file_still_serves_its_engine(opened: Open) -> None:
 WRITER = """
     import itertools, os, signal, sys
     from tests.spatial.media import key_of, numbered
-    from workbench.spatial.hierarchy.disk_file import DiskFile
+    from workbench.spatial.hierarchy import disk_file
+    from workbench.spatial.hierarchy.disk_pages import DiskPages
 
-    class Dies(DiskFile):
-        def _publish(self, pages):
+    class Dies(DiskPages):
+        def publish(self, pages):
             if {dies}:
                 os.kill(os.getpid(), signal.SIGKILL)  # payload and header lie there, no entry does
-            return super()._publish(pages)
+            return super().publish(pages)
 
-    disk = Dies({root!r}, 8 << 20, keep=True)
+    disk_file.DiskPages = Dies
+    disk = disk_file.DiskFile({root!r}, 8 << 20, keep=True)
     for first in itertools.count(0, 8):
         if first >= 48:
             disk.remove([key_of(number % 10_000) for number in range(first - 48, first - 40)])
@@ -570,7 +572,7 @@ WRITER = """
 
 
 def test_killed_between_payload_and_entry(tmp_path: Path) -> None:
-    code = textwrap.dedent(WRITER.format(root=str(tmp_path), dies="self._index"))
+    code = textwrap.dedent(WRITER.format(root=str(tmp_path), dies="len(self)"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL and done.stdout == "0 {''}\n", done.stderr
     disk = DiskFile(str(tmp_path), 8 * MIB, keep=True)

@@ -1,5 +1,6 @@
 """A pool on a real Mooncake Store where it is installed; one sentence where it is not."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,7 +30,8 @@ from workbench.errors import SettingError, TierError
 from workbench.settings.tiers import TierSettings
 from workbench.spatial.hierarchy.medium import Get, MediumFault
 from workbench.spatial.hierarchy.mooncake_library import MasterAddress, parse_address
-from workbench.spatial.hierarchy.mooncake_pool import LEAST_BYTES, MooncakePool
+from workbench.spatial.hierarchy.mooncake_link import LEAST_BYTES
+from workbench.spatial.hierarchy.mooncake_pool import MooncakePool
 
 HERE = installed("mooncake")
 real = pytest.mark.skipif(not HERE, reason="Mooncake is not installed")
@@ -47,7 +49,7 @@ def own() -> Iterator[MooncakePool]:
 @pytest.fixture
 def address(own: MooncakePool) -> str:
     """How others reach that store."""
-    return f"mooncake://127.0.0.1:{own._master.port}?admin={own._master.admin_port}"
+    return f"mooncake://127.0.0.1:{own._link.master.port}?admin={own._link.master.admin_port}"
 
 
 def children(pid: int) -> list[int]:
@@ -75,7 +77,7 @@ def test_a_private_store_ends_with_its_client() -> None:
     pool = MooncakePool("", LEAST_BYTES)
     put = numbered(1)
     assert reasons(pool.put([put])) == [""] and read(pool, put) == ""
-    companion = pool._companion
+    companion = pool._link.companion
     assert companion is not None and companion.process is not None
     below = [companion.process.pid, *children(companion.process.pid)]
     assert len(below) >= 3  # the store, the shell that watches, the master
@@ -108,15 +110,16 @@ def test_a_private_store_dies_with_an_engine_that_is_killed() -> None:
 def test_a_killed_store_is_unreachable_then_empty(own: MooncakePool) -> None:
     puts = [numbered(number) for number in range(4)]
     assert reasons(own.put(puts)) == [""] * 4
-    companion = own._companion
+    companion = own._link.companion
     assert companion is not None and companion.process is not None
     for pid in [companion.process.pid, *children(companion.process.pid)]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it went with the one before
+            os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not companion.alive)
     out = np.full(PAGE, CANARY, np.uint8)
     assert reasons(own.get([Get(puts[0].record, 0, out)])) in (["unreachable"], ["gone"])
     assert (out == CANARY).all()
-    own._started_at_s -= 60  # it has run for a minute
+    own._link.started_at_s -= 60  # it has run for a minute
     wait_for(lambda: reasons(own.put(puts[:1])) == [""], 60)
     assert [read(own, put) for put in puts] == ["", "gone", "gone", "gone"]
 

@@ -72,6 +72,7 @@ def test_a_pin_goes_with_the_page_from_tier_to_tier(harness):
     fill(t, 3, 4, 5)
     assert held(t, "G3") == {0, 4}
     assert t.load([t.key(0)]) == ["G3"]
+    t.settle()  # what it pushed out of DRAM is written
     fill(t, 6)
     assert holds(t)[0] is Hold.HARD  # and no longer on disk alone
     t.h.unpin(t.key(0))

@@ -166,7 +166,18 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(
         what=st.sampled_from(
-            ["dram", "dram", "disk", "disk", "path", "throttle", "objects", "write", "moves"]
+            [
+                "dram",
+                "dram",
+                "disk",
+                "disk",
+                "path",
+                "throttle",
+                "objects",
+                "write",
+                "moves",
+                "link",
+            ]
         ),
         size=st.sampled_from([0, 2, 3, 4, 6]),
         path=st.sampled_from(["", "one", "two"]),
@@ -189,6 +200,12 @@ class Tiers(RuleBasedStateMachine):
             "write": {
                 "write": ("back", "through", "selective")[size % 3],
                 "write_hits": 1 + size % 2,
+            },
+            "link": {
+                "disk_layout": ("block_first", "layer_first")[size % 2],
+                "object_split": ("order", "equal", "slack")[size % 3],
+                "backpressure": ("off", "refuse", "wait")[size % 3],
+                "backlog_s": 0.01,
             },
             "moves": {
                 "inclusive": ("inclusive", "exclusive")[size % 2],

@@ -19,7 +19,8 @@ from tests.spatial.medium_contract import CAP, MediumContract, Open, closing, wa
 from workbench.spatial.hierarchy.medium import MediumFault
 from workbench.spatial.hierarchy.record_header import encode_header, storage_name
 from workbench.spatial.hierarchy.valkey_address import PASSWORD, client_options
-from workbench.spatial.hierarchy.valkey_pool import ValkeyPool, allocated_bytes
+from workbench.spatial.hierarchy.valkey_pool import ValkeyPool
+from workbench.spatial.hierarchy.valkey_values import allocated_bytes
 
 SECRET = "hush-hush"
 

@@ -28,10 +28,10 @@ class SplitPlan:
     """Sizes; `rests`: tokens that each request computes behind its prefix. `random_layers` > 0
     takes a small random model."""
 
-    prefix_tokens: int = 512
+    prefix_tokens: int = 128
     rests: tuple[int, ...] = (1024, 1024, 16, 16)
     link_mb_s: float = 60.0
-    warm_tokens: int = 512  # computed first, so that the engine knows its own speed
+    warm_tokens: int = 256  # computed first, so that the engine knows its own speed
     hbm_mib: float = 160.0
     dram_mib: float = 96.0
     repeats: int = 3

@@ -7,10 +7,8 @@ Layout and crash safety: `disk_record.py`. Placement: `extents.py`, `disk_space.
 `direct_io.py`. One file and io_uring as in FlexKV and Mooncake; the cap on real bytes is ours.
 """
 
-import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,23 +16,19 @@ from workbench.errors import TierError
 from workbench.spatial.hierarchy.aligned import ALIGN, Bounce
 from workbench.spatial.hierarchy.direct_io import DiskWays, FileIo
 from workbench.spatial.hierarchy.disk_folder import DiskFolder
-from workbench.spatial.hierarchy.disk_layout import place
-from workbench.spatial.hierarchy.disk_open import Found, open_file, read_pages, refuse
+from workbench.spatial.hierarchy.disk_open import open_file, refuse
+from workbench.spatial.hierarchy.disk_pages import DiskPages
 from workbench.spatial.hierarchy.disk_record import Placed, page_blocks
 from workbench.spatial.hierarchy.disk_slices import DiskSlices
 from workbench.spatial.hierarchy.disk_space import (
     SMALLEST_PAGE_BLOCKS,
-    DiskSpace,
     least_capacity_bytes,
-    target_blocks,
     usable_bytes,
 )
-from workbench.spatial.hierarchy.disk_table import DiskTable
 from workbench.spatial.hierarchy.disk_transfers import DiskTransfers, Write
 from workbench.spatial.hierarchy.disk_transports import SwitchedIo, open_io
 from workbench.spatial.hierarchy.extents import Run
 from workbench.spatial.hierarchy.io_counts import IoCounts
-from workbench.spatial.hierarchy.io_errors import fault_reason
 from workbench.spatial.hierarchy.medium import (
     Done,
     Get,
@@ -45,15 +39,6 @@ from workbench.spatial.hierarchy.medium import (
 )
 
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A page of the index: where it lies, its entry of the table, and its last use."""
-
-    placed: Placed
-    entry: int
-    used: int
 
 
 class DiskFile:
@@ -76,21 +61,18 @@ class DiskFile:
             )
         ways = ways or DiskWays()
         self._folder = DiskFolder(path, keep)
-        self.capacity_bytes = capacity_bytes
         self.persistent = self._folder.keep
         self.place = self._folder.file_path
-        self._index: dict[bytes, _Kept] = {}
-        self._limbo: list[Run] = []  # of removed pages, until their entries are cleared on the file
-        self.layout, self._transport = ways.layout, ways.transport
+        self._transport = ways.transport
         self._next: tuple[str, FileIo] | None = None
-        self._generation = self._clock = 0
         self._closed = False
         try:
             self._file, self._direct = open_file(self.place, ways.direct)
             self._io = SwitchedIo(open_io(self._file, ways))
             self._transfers = DiskTransfers(self._io)
-            self._table = DiskTable(self._io)
-            self._start()
+            self._pages = DiskPages(
+                self._file, self._io, capacity_bytes, ways.layout, self.persistent
+            )
         except (OSError, TierError, MediumFault) as error:
             why = error
             if not isinstance(error, MediumFault):
@@ -104,6 +86,16 @@ class DiskFile:
         return f"{self._io.way}, {'O_DIRECT' if self._direct else 'page cache'}"
 
     @property
+    def capacity_bytes(self) -> int:
+        """Cap on the file's real bytes."""
+        return self._pages.capacity_bytes
+
+    @property
+    def layout(self) -> str:
+        """How new pages are laid."""
+        return self._pages.layout
+
+    @property
     def usable_bytes(self) -> int:
         """The sum of `charge_bytes` that always fits under the cap."""
         return usable_bytes(self.capacity_bytes)
@@ -111,12 +103,12 @@ class DiskFile:
     @property
     def real_bytes(self) -> int:
         """Bytes that our pages take on the medium now, counted by its free space."""
-        return (self._space.used_blocks - self._own_blocks - self._limbo_blocks) * ALIGN
+        return self._pages.real_bytes
 
     @property
     def file_bytes(self) -> int:
         """What the file takes on its disk (st_blocks * 512), free blocks and all."""
-        return self._space.file_bytes
+        return self._pages.file_bytes
 
     @property
     def counts(self) -> IoCounts:
@@ -139,23 +131,23 @@ class DiskFile:
         """
         done = [Done("over_cap")] * len(puts)
         writes: list[tuple[int, Placed]] = []
-        while self._table.room < len(puts) and self._grow_table():
-            pass  # twice as many entries now
+        room = self._pages.make_entries(len(puts))
 
         def placing() -> Iterator[Write]:
             for number, put in enumerate(puts):
-                fits = self._table.room > len(writes)
-                placed = self._find_room(put.record) if fits else None
+                fits = room > len(writes)
+                placed = self._pages.find_room(put.record) if fits else None
                 if placed is not None:
                     writes.append((number, placed))
                     yield placed, put.payload
 
         failed = self._transfers.write(placing(), in_order=self.layout == "block_first")
-        reason = self._publish([page for row, (_, page) in enumerate(writes) if row not in failed])
+        reason = self._pages.publish(
+            [page for row, (_, page) in enumerate(writes) if row not in failed]
+        )
         for row, (number, placed) in enumerate(writes):
             if row in failed:
-                for run in placed.runs:
-                    self._space.free.add(*run)
+                self._pages.give_up(placed)
             why = failed.get(row, reason)
             done[number] = Done(why, 0 if why else placed.num_blocks * ALIGN)
         return done
@@ -170,14 +162,12 @@ class DiskFile:
                     f"offset {get.offset} and {get.out.nbytes} bytes: a range of the payload, "
                     f"0..{get.record.payload_bytes}"
                 )
-            kept = self._index.get(get.record.key)
-            if kept is None or kept.placed.record != get.record:
+            placed = self._pages.find(get.record.key)
+            if placed is None or placed.record != get.record:
                 done[number] = Done("gone")
             elif get.out.nbytes:
-                self._clock += 1
-                kept.used = self._clock
-                self._table.touch(kept.entry, kept.used)
-                reads.append((number, kept.placed))
+                self._pages.touch(get.record.key)
+                reads.append((number, placed))
         failed = self._transfers.read(
             [(placed, gets[at].offset, gets[at].out) for at, placed in reads]
         )
@@ -194,8 +184,8 @@ class DiskFile:
         """
         if self._transport != "direct":
             return None
-        kept = [self._index.get(record.key) for record in records]
-        placed = [page.placed for page in kept if page is not None]
+        found = [self._pages.find(record.key) for record in records]
+        placed = [page for page in found if page is not None]
         if len(placed) != len(records) or [page.record for page in placed] != list(records):
             return None
         try:
@@ -217,21 +207,17 @@ class DiskFile:
 
     def remove(self, keys: Sequence[bytes]) -> list[Done]:
         """Clear the entries of pages; their blocks are free once that is on the file."""
-        gone = [self._index.pop(key) for key in dict.fromkeys(keys) if key in self._index]
-        for kept in gone:
-            self._forget(kept)
-        reason = self._settle() if gone else ""
-        return [Done(reason)] * len(keys)
+        return [Done(self._pages.remove(keys))] * len(keys)
 
     def probe(self, keys: Sequence[bytes]) -> list[PageRecord | None]:
         """The record of each key that is there."""
-        kept = (self._index.get(key) for key in keys)
-        return [page.placed.record if page is not None else None for page in kept]
+        found = (self._pages.find(key) for key in keys)
+        return [page.record if page is not None else None for page in found]
 
     def scan(self) -> Iterator[tuple[PageRecord, int]]:
         """Whole pages with their real bytes, oldest use first."""
-        for kept in sorted(self._index.values(), key=lambda kept: kept.used):
-            yield kept.placed.record, kept.placed.num_blocks * ALIGN
+        for placed in self._pages.scan():
+            yield placed.record, placed.num_blocks * ALIGN
 
     def resize(self, capacity_bytes: int) -> bool:
         """Take a new cap; False where that could not be done, and the file has to be opened anew.
@@ -239,16 +225,7 @@ class DiskFile:
         Where the disk has no room for a larger one, the old cap stays. A cap below what pages take
         holds as soon as enough of them are removed.
         """
-        if capacity_bytes < LEAST_CAPACITY_BYTES:
-            return False
-        before, self.capacity_bytes = self.capacity_bytes, capacity_bytes
-        try:
-            return self._fit()
-        except OSError:
-            self.capacity_bytes = before
-            with contextlib.suppress(OSError):  # what it has grown meanwhile is above no cap
-                self._fit()
-            return False
+        return capacity_bytes >= LEAST_CAPACITY_BYTES and self._pages.resize(capacity_bytes)
 
     def prepare(self, transport: str) -> None:
         """Open the transport that `arrange` will take; MediumFault where it cannot be had."""
@@ -265,39 +242,26 @@ class DiskFile:
             self._transport, io = self._next
             self._io.switch(io)
             self._next = None
-        self.layout, self._io.coalesce = layout, coalesce
+        self._pages.layout, self._io.coalesce = layout, coalesce
 
     def runs_of(self, key: bytes) -> tuple[Run, ...]:
         """Where a page lies, in blocks of 4096 bytes, its header first; KeyError if it does not."""
-        return self._index[key].placed.runs
+        placed = self._pages.find(key)
+        if placed is None:
+            raise KeyError(key)
+        return placed.runs
 
     def check(self) -> None:
         """Raise ValueError if index, free space and file disagree (I1, I10)."""
-        self._space.free.check()
-        blocks = sum(kept.placed.num_blocks for kept in self._index.values())
-        if blocks * ALIGN != self.real_bytes:
-            raise ValueError(f"pages take {blocks * ALIGN} bytes but {self.real_bytes} are counted")
-        if self._space.used_blocks <= target_blocks(self.capacity_bytes) and (
-            self.file_bytes > self.capacity_bytes
-        ):
-            raise ValueError(f"the file takes {self.file_bytes} bytes of {self.capacity_bytes}")
+        self._pages.check()
 
     def close(self, keep: bool) -> None:
         """Let the file go: it stays, with the order of use, if `persistent` and `keep`."""
         if self._closed:
             return
         if self.persistent and keep:
-            self._table.flush(everything=True)
-            os.fdatasync(self._file)
+            self._pages.flush()
         self._let_go(keep)
-
-    @property
-    def _own_blocks(self) -> int:
-        return 1 + sum(count for _, count in self._table.chunks)
-
-    @property
-    def _limbo_blocks(self) -> int:
-        return sum(count for _, count in self._limbo)
 
     def _let_go(self, keep: bool) -> None:
         self._closed = True
@@ -306,84 +270,3 @@ class DiskFile:
         if hasattr(self, "_file"):
             os.close(self._file)
         self._folder.close(keep)
-
-    def _start(self) -> None:
-        """Find what is in the file, or begin a new one; then fill it up to the cap."""
-        size = os.fstat(self._file).st_size
-        found = read_pages(self._io, self._table, size) if self.persistent else Found()
-        if not found.chunks or not self._take_over(found):
-            os.ftruncate(self._file, 0)
-            self._table = DiskTable(self._io)
-            self._index.clear()
-            self._space = DiskSpace(self._file, [])
-            self._fit()
-            self._space.free.take(1)  # block 0, the superblock's
-            self._grow_table()
-
-    def _take_over(self, found: Found) -> bool:
-        """Index the pages that are there, without the oldest if they take more than the cap."""
-        for placed, entry, used in sorted(found.pages, key=lambda page: page[2]):
-            self._index[placed.record.key] = _Kept(placed, entry, used)
-            self._generation = max(self._generation, placed.generation)
-            self._clock = used
-        runs = [run for kept in self._index.values() for run in kept.placed.runs]
-        self._space = DiskSpace(self._file, [(0, 1), *found.chunks, *runs])
-        self._table.keep_only({kept.entry for kept in self._index.values()})
-        excess = self._space.used_blocks - target_blocks(self.capacity_bytes)
-        oldest = []
-        for key, kept in self._index.items():
-            if excess > 0:
-                oldest.append(key)
-                excess -= kept.placed.num_blocks
-        self.remove(oldest)
-        return self._fit()
-
-    def _fit(self) -> bool:
-        return self._space.fit(target_blocks(self.capacity_bytes), self.capacity_bytes)
-
-    def _grow_table(self) -> bool:
-        return self._table.grow(self._space.free, target_blocks(self.capacity_bytes))
-
-    def _find_room(self, record: PageRecord) -> Placed | None:
-        found = place(self._space.free, record, self._space.end_blocks, self.layout)
-        if found is None:
-            return None
-        self._generation += 1
-        return Placed(record, self._generation, tuple(found))
-
-    def _publish(self, pages: list[Placed]) -> str:
-        """Write the entries of pages whose blocks are written, and clear those they replace."""
-        for placed in pages:
-            old = self._index.get(placed.record.key)
-            self._clock += 1
-            entry = self._table.set(placed, self._clock)
-            self._index[placed.record.key] = _Kept(placed, entry, self._clock)
-            if old is not None:
-                self._forget(old)
-        reason = self._settle() if pages else ""
-        if reason:
-            for placed in pages:
-                kept = self._index.get(placed.record.key)
-                if kept is not None and kept.placed is placed:
-                    self._forget(self._index.pop(placed.record.key))
-        return reason
-
-    def _forget(self, kept: _Kept) -> None:
-        self._table.clear(kept.entry)
-        self._limbo += kept.placed.runs
-
-    def _settle(self) -> str:
-        """Write the table; then the blocks of removed pages are free, and holes under a cap that
-        has become smaller."""
-        reason = self._table.flush()
-        if reason:
-            return reason
-        for run in self._limbo:
-            self._space.free.add(*run)
-        self._limbo.clear()
-        if not self._space.fits(target_blocks(self.capacity_bytes), self.capacity_bytes):
-            try:
-                self._fit()
-            except OSError as error:
-                return fault_reason(error)
-        return ""

@@ -18,13 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, TypeVar
 
-import numpy as np
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    PreconditionError,
-)
 
 from workbench.clock import Clock, RealClock
 from workbench.spatial.hierarchy.io_counts import IoCounts
@@ -35,12 +29,8 @@ from workbench.spatial.hierarchy.object_address import (
     open_store,
 )
 from workbench.spatial.hierarchy.object_ledger import ObjectLedger
+from workbench.spatial.hierarchy.object_page import COALESCE_BYTES, FAULTS, PageObjects
 from workbench.spatial.hierarchy.record_header import (
-    PROBE_BYTES,
-    decode_header,
-    encode_header,
-    header_bytes,
-    needed_bytes,
     storage_name,
     total_bytes,
 )
@@ -48,11 +38,9 @@ from workbench.spatial.hierarchy.record_header import (
 PAGES = "pages-v1/"
 PRIVATE = "private-v1/"
 FOLDER_WORKERS, BUCKET_WORKERS = 4, 16
-COALESCE_BYTES = 4096  # ranges closer than this are one request
 DISK_BLOCK = 4096
 LEFTOVER_S = 86_400.0  # private objects older than a day belong to engines that died
 RELIST_S = 5.0  # a full store is counted anew at most this often
-_FAULTS = (BaseError, OSError, ValueError, MediumFault)
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -72,6 +60,7 @@ class ObjectStore:
     ) -> None:
         self._opened: OpenedStore = open_store(address)
         self._store = self._opened.store
+        self._pages = PageObjects(self._store)
         self.place = self._opened.place
         self.way = "files" if self._opened.folder else "HTTP ranges"
         self._clock = clock or RealClock()
@@ -83,7 +72,7 @@ class ObjectStore:
         try:
             self._ledger.replace(self._list_sizes())
             self._sweep()
-        except _FAULTS as error:
+        except FAULTS as error:
             reason = fault_reason(error)
             raise MediumFault(reason, self._refusal(reason)) from None
         self._listed_at_s = self._clock.now_s()
@@ -113,7 +102,8 @@ class ObjectStore:
         self.counts.read_bytes += sum(get.out.nbytes for get in gets)
 
         def read(indices: list[int]) -> None:
-            outcome = Done(self._get([gets[index] for index in indices]))
+            mine = [gets[index] for index in indices]
+            outcome = Done(self._pages.read(self._path(mine[0].record.key), mine))
             for index in indices:
                 done[index] = outcome
 
@@ -132,11 +122,11 @@ class ObjectStore:
         """Whole shared pages, those created first, first; what is not one is passed over."""
         try:
             metas = sorted(self._list(PAGES), key=lambda meta: meta["last_modified"])
-        except _FAULTS:
+        except FAULTS:
             return  # a new process then finds none, as with an empty store
         for start in range(0, len(metas), BUCKET_WORKERS * 4):
             batch = metas[start : start + BUCKET_WORKERS * 4]
-            records = self._map(lambda meta: self._read_record(meta["path"]), batch)
+            records = self._map(lambda meta: self._pages.record(meta["path"]), batch)
             for meta, record in zip(batch, records, strict=True):
                 if record is not None and meta["path"] == self._path(record.key):
                     yield record, self._real_size(meta)
@@ -151,7 +141,7 @@ class ObjectStore:
         """Bytes of all our objects there, listed now (as counted before if that fails)."""
         try:
             sizes = self._list_sizes()
-        except _FAULTS:
+        except FAULTS:
             return self._ledger.used_bytes
         self._ledger.replace(sizes)
         return sum(sizes.values())
@@ -176,68 +166,17 @@ class ObjectStore:
         if not self._reserve(charge):
             return Done("full")
         try:
-            header = encode_header(put.record)
-            parts: Any = [header, memoryview(put.payload)]  # type: ignore[arg-type]
-            try:
-                obstore.put(self._store, path, parts, mode="create")
-            except (AlreadyExistsError, PreconditionError):
-                reason = self._settle_existing(path, header, parts)
-                if reason:
-                    return Done(reason)
+            reason = self._pages.create(path, put)
+            if reason:
+                return Done(reason)
             real = self._stat_bytes(path, charge)
             self._own.add(put.record.key)
             self._ledger.add(path, real)
             return Done("", real)
-        except _FAULTS as error:
+        except FAULTS as error:
             return Done(fault_reason(error))
         finally:
             self._ledger.release(charge)
-
-    def _settle_existing(self, path: str, header: bytes, parts: Any) -> str:
-        """What lies there already: a whole page stays, a broken object is replaced."""
-        try:
-            found = obstore.get(self._store, path, options={"range": (0, len(header))})
-            data, size = bytes(found.bytes()), found.meta["size"]
-            if data != header:
-                data = self._header_at(path, data)
-            record = decode_header(data)
-            if size == total_bytes(record) and path == self._path(record.key):
-                return ""  # perhaps of another engine's bytes, which are as good
-        except FileNotFoundError:
-            return "gone"
-        except MediumFault as error:
-            if error.reason == "other_version":
-                return error.reason
-        obstore.put(self._store, path, parts, use_multipart=False)
-        return ""
-
-    def _get(self, gets: list[Get]) -> str:
-        """Read ranges of one object; returns the reason of a fault."""
-        record = gets[0].record
-        begin = header_bytes(record)
-        # A read from the payload's start brings the header too: it lies right before it.
-        extra = [begin if get.offset == 0 else 0 for get in gets]
-        starts = [begin + get.offset - more for get, more in zip(gets, extra, strict=True)]
-        lengths = [get.out.nbytes + more for get, more in zip(gets, extra, strict=True)]
-        path = self._path(record.key)
-        try:
-            if len(gets) == 1:
-                parts = [obstore.get_range(self._store, path, start=starts[0], length=lengths[0])]
-            else:
-                parts = obstore.get_ranges(
-                    self._store, path, starts=starts, lengths=lengths, coalesce=COALESCE_BYTES
-                )
-            for get, part, more, length in zip(gets, parts, extra, lengths, strict=True):
-                data = np.frombuffer(memoryview(part), np.uint8)  # type: ignore[arg-type]
-                if data.nbytes != length:
-                    return "truncated"
-                if more and data[:more].tobytes() != encode_header(record):
-                    decode_header(data[:more].tobytes())
-                    return "changed"  # another page of the same key has taken its place
-                get.out[:] = data[more:]
-            return ""
-        except _FAULTS as error:
-            return fault_reason(error)
 
     def _remove(self, key: bytes) -> Done:
         path = self._path(key)
@@ -246,7 +185,7 @@ class ObjectStore:
             obstore.delete(self._store, path)
         except FileNotFoundError:
             pass  # somebody else was faster, which is what was asked for
-        except _FAULTS as error:
+        except FAULTS as error:
             reason = fault_reason(error)
         if not reason:
             self._own.discard(key)
@@ -254,25 +193,8 @@ class ObjectStore:
         return Done(reason)
 
     def _probe(self, key: bytes) -> PageRecord | None:
-        record = self._read_record(self._path(key))
+        record = self._pages.record(self._path(key))
         return record if record is not None and record.key == key else None
-
-    def _read_record(self, path: str) -> PageRecord | None:
-        """The record of a whole object; None for anything else."""
-        try:
-            found = obstore.get(self._store, path, options={"range": (0, PROBE_BYTES)})
-            data, size = bytes(found.bytes()), found.meta["size"]
-            record = decode_header(self._header_at(path, data))
-        except _FAULTS:
-            return None
-        return record if total_bytes(record) == size else None
-
-    def _header_at(self, path: str, data: bytes) -> bytes:
-        """The whole header of an object that begins with `data`."""
-        size = needed_bytes(data)
-        if size <= len(data):
-            return data
-        return bytes(obstore.get_range(self._store, path, start=0, end=size))
 
     def _list(self, folder: str) -> list[Any]:
         chunks = obstore.list(self._store, self._opened.prefix + folder, chunk_size=1000)

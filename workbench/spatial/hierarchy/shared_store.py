@@ -9,25 +9,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from workbench.clock import RealClock
 from workbench.spatial.hierarchy import shared_store_protocol as protocol
+from workbench.spatial.hierarchy.batches import in_batches
 from workbench.spatial.hierarchy.companion import Companion
 from workbench.spatial.hierarchy.medium import Done, Get, MediumFault, PageRecord, Put, is_private
 from workbench.spatial.hierarchy.record_header import (
     decode_header,
-    encode_header,
-    header_bytes,
     storage_name,
     total_bytes,
 )
 from workbench.spatial.hierarchy.shared_store_arena import Arena
+from workbench.spatial.hierarchy.shared_store_copy import TimedCopies
 from workbench.spatial.hierarchy.shared_store_link import StoreLink
 from workbench.spatial.hierarchy.shared_store_protocol import (
     BLOCK,
     Lease,
-    Runs,
     Slot,
     Usage,
     Welcome,
@@ -37,7 +34,6 @@ SERVER_MODULE = "workbench.spatial.hierarchy.shared_store_server"
 START_S = 20.0  # a cold disk can take seconds to start a Python process
 RESTART_S = 5.0
 BATCH_BYTES = 64 * 1024 * 1024  # what one lease or put time-out has to last for
-COPY_BYTES = 1024 * 1024
 MIB = 1024 * 1024
 _Value = TypeVar("_Value")
 
@@ -64,8 +60,8 @@ class SharedStoreClient:
     ) -> None:
         self._owner = secrets.token_bytes(16)
         self._lease_ms = lease_ms
-        self._pace = pace
         self._clock = RealClock()
+        self._copies = TimedCopies(self._clock, pace)
         self._lock = threading.Lock()
         self._capacity_bytes = capacity_bytes
         self._started_at_s = 0.0
@@ -92,12 +88,12 @@ class SharedStoreClient:
     def put(self, puts: Sequence[Put]) -> list[Done]:
         """Write pages in two phases; a whole page of that key, if it is there already, stays."""
         sizes = [total_bytes(put.record) for put in puts]
-        return self._batches(sizes, lambda part: self._put(puts[part]), len(puts))
+        return self._batches(sizes, lambda part: self._put(puts[part]))
 
     def get(self, gets: Sequence[Get]) -> list[Done]:
         """Copy ranges under a lease; "expired" where the copy took longer than the lease."""
         sizes = [get.out.nbytes for get in gets]
-        return self._batches(sizes, lambda part: self._get(gets[part]), len(gets))
+        return self._batches(sizes, lambda part: self._get(gets[part]))
 
     def remove(self, keys: Sequence[bytes]) -> list[Done]:
         """Delete pages; readers that have a lease read on."""
@@ -226,23 +222,16 @@ class SharedStoreClient:
     def _names(self, keys: Sequence[bytes]) -> list[bytes]:
         return [storage_name(key, self._owner) for key in keys]
 
-    def _batches(
-        self, sizes: list[int], run: Callable[[slice], list[Done]], count: int
-    ) -> list[Done]:
+    def _batches(self, sizes: list[int], run: Callable[[slice], list[Done]]) -> list[Done]:
         """Run pieces of a batch that a lease lasts for."""
         done: list[Done] = []
-        while len(done) < count:
-            end, total = len(done), 0
-            while end < count and (end == len(done) or total + sizes[end] <= BATCH_BYTES):
-                total += sizes[end]
-                end += 1
-            part = slice(len(done), end)
+        for part in in_batches(sizes, BATCH_BYTES):
             try:
                 done += run(part)
             except MediumFault as fault:
-                done += [Done(fault.reason)] * (end - part.start)
+                done += [Done(fault.reason)] * (part.stop - part.start)
             except ValueError:  # runs outside the arena: what answers is no store of ours
-                done += [Done("foreign")] * (end - part.start)
+                done += [Done("foreign")] * (part.stop - part.start)
         return done
 
     def _put(self, puts: Sequence[Put]) -> list[Done]:
@@ -253,7 +242,7 @@ class SharedStoreClient:
         slots, arena, welcome = self._call_mapped(body, list[Slot])
         until_s = start_s + welcome.put_timeout_ms / 1000
         given = [at for at, slot in enumerate(slots) if not slot.reason]
-        kept = [self._write(arena, puts[at], slots[at].runs, until_s) for at in given]
+        kept = [self._copies.write(arena, puts[at], slots[at].runs, until_s) for at in given]
         reasons = [slot.reason for slot in slots]
         if given:
             commit = protocol.Commit([slots[at].ticket for at in given], kept)
@@ -264,18 +253,6 @@ class SharedStoreClient:
             for reason, put in zip(reasons, puts, strict=True)
         ]
 
-    def _write(self, arena: Arena, put: Put, runs: Runs, until_s: float) -> bool:
-        """Copy a page into its room; False where the time is up and the room no longer ours."""
-        header = np.frombuffer(encode_header(put.record), np.uint8)
-        for data, offset in ((header, 0), (put.payload, header.nbytes)):
-            for piece, part in _pairs(arena.pieces(runs, offset, data.nbytes), data):
-                if self._pace is not None:
-                    self._pace(part.nbytes)
-                if self._clock.now_s() > until_s:
-                    return False
-                piece[:] = part
-        return True
-
     def _get(self, gets: Sequence[Get]) -> list[Done]:
         records = {get.record.key: get.record for get in gets}
         names = self._names(list(records))
@@ -285,38 +262,12 @@ class SharedStoreClient:
         found, arena, welcome = self._call_mapped(body, list[Lease])
         until_s = start_s + min(body.lease_ms, welcome.lease_ms) / 1000
         leases = dict(zip(records, found, strict=True))
-        done = [Done(self._read(arena, get, leases[get.record.key], until_s)) for get in gets]
+        done = [
+            Done(self._copies.read(arena, get, leases[get.record.key], until_s)) for get in gets
+        ]
         tickets = [lease.ticket for lease in leases.values() if not lease.reason]
         if tickets:
             with self._lock:
                 if not self._closed:
                     self._link.notify(protocol.Release(tickets))
         return done
-
-    def _read(self, arena: Arena, get: Get, lease: Lease, until_s: float) -> str:
-        """Copy one range; the reason of a miss."""
-        if lease.reason:
-            return lease.reason
-        header = encode_header(get.record)
-        if lease.header != header:
-            return "changed"  # another page of the same key has taken its place
-        offset = header_bytes(get.record) + get.offset
-        for piece, part in _pairs(arena.pieces(lease.runs, offset, get.out.nbytes), get.out):
-            if self._pace is not None:
-                self._pace(part.nbytes)
-            if self._clock.now_s() > until_s:
-                return "expired"
-            part[:] = piece
-        same = arena.read(lease.runs, len(header)) == header
-        # Looked at after the copy: what a lease held no longer may be another page's bytes.
-        return "" if same and self._clock.now_s() <= until_s else "expired"
-
-
-def _pairs(pieces: list[np.ndarray], data: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pieces of the arena beside the parts of `data` that belong there, each at most 1 MiB."""
-    at = 0
-    for piece in pieces:
-        for start in range(0, piece.nbytes, COPY_BYTES):
-            part = piece[start : start + COPY_BYTES]
-            yield part, data[at : at + part.nbytes]
-            at += part.nbytes

@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import valkey
 from valkey.exceptions import ValkeyError
 
 from workbench.clock import RealClock
+from workbench.spatial.hierarchy.batches import in_batches
 from workbench.spatial.hierarchy.medium import Done, Get, MediumFault, PageRecord, Put, is_private
 from workbench.spatial.hierarchy.record_header import (
     PROBE_BYTES,
     decode_header,
-    encode_header,
     header_bytes,
     needed_bytes,
     storage_name,
@@ -28,6 +27,7 @@ from workbench.spatial.hierarchy.record_header import (
 )
 from workbench.spatial.hierarchy.valkey_address import client_options, fault_reason, refusal
 from workbench.spatial.hierarchy.valkey_process import ValkeyProcess
+from workbench.spatial.hierarchy.valkey_values import allocated_bytes, number, take, value_of
 
 PAGES, PRIVATE = "kvw1:", "kvw1-private:"
 PRIVATE_TTL_S = 3600  # those of an engine that died go by themselves
@@ -125,7 +125,7 @@ class ValkeyPool:
         try:
             names = list(self._client.scan_iter(match=PAGES + "*", count=1000))
             idle = self._pipelined(names, lambda pipe, name: pipe.object("idletime", name))
-            order = sorted(range(len(names)), key=lambda at: -_number(idle[at]))
+            order = sorted(range(len(names)), key=lambda at: -number(idle[at]))
             names = [names[at] for at in order]
             for start in range(0, len(names), BATCH_KEYS):
                 part = names[start : start + BATCH_KEYS]
@@ -158,7 +158,7 @@ class ValkeyPool:
             self._failed(error)
             return 0
         self._own -= {key for key, size in zip(own, sizes, strict=True) if size is None}
-        return sum(_number(size) for size in sizes)
+        return sum(number(size) for size in sizes)
 
     def close(self, keep: bool) -> None:
         """Delete the private pages and let the server go; a private one ends."""
@@ -203,18 +203,11 @@ class ValkeyPool:
         run: Callable[[Sequence[Any]], list[Done]],
     ) -> list[Done]:
         done: list[Done] = []
-        while len(done) < len(items):
-            end, total = len(done), 0
-            while end < len(items) and end - len(done) < BATCH_KEYS:
-                total += size(items[end])
-                if total > BATCH_BYTES and end > len(done):
-                    break
-                end += 1
-            part = items[len(done) : end]
+        for part in in_batches([size(item) for item in items], BATCH_BYTES, BATCH_KEYS):
             try:
-                done += run(part)
+                done += run(items[part])
             except _FAULTS as error:
-                done += [Done(self._failed(error))] * len(part)
+                done += [Done(self._failed(error))] * len(items[part])
         return done
 
     def _pipelined(self, items: Sequence[Any], queue: Callable[[Any, Any], Any]) -> list[Any]:
@@ -237,7 +230,7 @@ class ValkeyPool:
         found: list[tuple[PageRecord | None, int]] = []
         for at, name in enumerate(names):
             data, length, real_bytes = answers[3 * at : 3 * at + 3]
-            found.append((self._record(name, data, length), _number(real_bytes)))
+            found.append((self._record(name, data, length), number(real_bytes)))
         return found
 
     def _record(self, name: Any, data: Any, length: Any) -> PageRecord | None:
@@ -258,7 +251,7 @@ class ValkeyPool:
         with self._client.pipeline(transaction=False) as pipe:
             for name, put in zip(names, puts, strict=True):
                 ttl_s = PRIVATE_TTL_S if is_private(put.record.key) else None
-                pipe.set(name, _value(put), nx=True, ex=ttl_s).memory_usage(name, 0)
+                pipe.set(name, value_of(put), nx=True, ex=ttl_s).memory_usage(name, 0)
             answers = pipe.execute(raise_on_error=False)
         done: list[Done] = []
         for at, put in enumerate(puts):
@@ -269,7 +262,7 @@ class ValkeyPool:
                 done.append(Done(fault_reason(stored)))
                 continue
             self._own.add(put.record.key)
-            done.append(Done("", _number(real_bytes) or self.charge_bytes(put.record)))
+            done.append(Done("", number(real_bytes) or self.charge_bytes(put.record)))
         return done
 
     def _settle_existing(self, name: str, put: Put) -> Any:
@@ -277,7 +270,7 @@ class ValkeyPool:
         ((record, _),) = self._records([name])
         if record is not None and record.key == put.record.key:
             return True
-        return self._client.set(name, _value(put))
+        return self._client.set(name, value_of(put))
 
     def _get(self, gets: Sequence[Get]) -> list[Done]:
         begins = [header_bytes(get.record) for get in gets]
@@ -291,7 +284,7 @@ class ValkeyPool:
                     pipe.getrange(name, start, start + get.out.nbytes - 1)
             answers = iter(pipe.execute(raise_on_error=False))
         return [
-            Done(_take(get, begin, next(answers), next(answers) if get.offset else None))
+            Done(take(get, begin, next(answers), next(answers) if get.offset else None))
             for get, begin in zip(gets, begins, strict=True)
         ]
 
@@ -302,41 +295,3 @@ class ValkeyPool:
             Done(fault_reason(answer)) if isinstance(answer, Exception) else Done()
             for answer in answers
         ]
-
-
-def allocated_bytes(num_bytes: int, jemalloc: bool) -> int:
-    """What a string of so many bytes takes: jemalloc's size class, or glibc's chunk or pages."""
-    needed = num_bytes + 64  # the string's own header and end
-    if jemalloc:
-        step = 1 << max(4, (needed - 1).bit_length() - 3)  # four classes to a doubling
-        return -(-needed // step) * step
-    return -(-needed // 4096) * 4096 if needed > 65_536 else needed
-
-
-def _value(put: Put) -> bytes:
-    return b"".join((encode_header(put.record), memoryview(put.payload)))  # type: ignore[arg-type]
-
-
-def _number(answer: Any) -> int:
-    return answer if isinstance(answer, int) else 0
-
-
-def _take(get: Get, begin: int, head: Any, rest: Any) -> str:
-    """Copy what came where it belongs; the reason of a miss."""
-    for answer in (head, rest):
-        if isinstance(answer, Exception):
-            return fault_reason(answer)
-    if not head:
-        return "gone"
-    body = memoryview(head)[begin:] if rest is None else memoryview(rest)
-    header = head[:begin]
-    if header != encode_header(get.record):
-        try:
-            decode_header(header)
-        except MediumFault as fault:
-            return fault.reason
-        return "changed"  # another page of the same key has taken its place
-    if body.nbytes != get.out.nbytes:
-        return "truncated"
-    get.out[:] = np.frombuffer(body, np.uint8)
-    return ""
