@@ -19,6 +19,7 @@ def test_leaving_out_costs_quality_and_spares_bytes() -> None:
     assert (found["retrieval_skip_60_kl"].value or 0) > 0
     assert (found["retrieval_skip_60_read_share"].value or 1) < 0.9
     assert found["retrieval_late_60_read_share"].value == 1, "they came all the same"
+    assert "256 tokens lay on disk" in found["retrieval_skip_60_kl"].note
     assert "0 of them written later" in found["retrieval_skip_60_kl"].note
     assert (found["retrieval_skip_60_wait_ratio"].value or 1) < 0.95
     ratio = found["retrieval_skip_60_ttft_ratio"]

@@ -172,6 +172,21 @@ def bytes_of_hits() -> list[bytes]:
     return found
 
 
+def test_late_pages_come_though_the_first_ones_filled_staging() -> None:
+    runner = cold("late")
+    engine = runner.engine
+    hint = engine.hierarchy.page_bytes_hint
+    engine.hierarchy.mover.staging.capacity_bytes = 18 * hint  # about what it begins with
+    request_id = begun(runner)
+    for _ in range(5):
+        engine.hierarchy.wait_io()
+        runner.step()
+    assert engine.fetch_counters.num_late_pages == engine.fetch_counters.num_left_out_pages > 2
+    assert table(runner, request_id) == list(range(len(table(runner, request_id))))
+    runner.drain()
+    engine.close()
+
+
 def test_unknown_mass_and_what_lies_in_dram_is_always_read() -> None:
     runner = cold("skip")
     for entry in disk(runner.engine).all_entries():

@@ -32,7 +32,7 @@ class RetrievalPlan:
     """Sizes; `random_layers` > 0 takes a small random model."""
 
     num_texts: int = 3
-    context_tokens: int = 2048
+    context_tokens: int = 1024  # without DRAM, staging has room for so many at a time
     scored_tokens: int = 128
     scored_chunk: int = 16
     disk_mb_s: float = 150.0
@@ -54,6 +54,7 @@ class Served:
     rows: Tensor  # fp32 [scored, vocab]
     seconds: float  # to the first of them
     wait_s: float  # of which for pages
+    num_found: int  # tokens of the text that the tiers had
     num_left_out: int
     num_late: int
     read_bytes: int
@@ -102,6 +103,7 @@ def _serve_all(
     submit(engine, text[: plan.context_tokens], 1)
     while engine.has_work():
         engine.step()
+    engine.hierarchy.wait_io(WAIT_S)  # staging holds so much at a time
     engine.stack.pool.drop_idle_rows()  # what each page was read with goes down with it
     engine.hierarchy.wait_io(WAIT_S)
     slow = {"tiers.disk_throttle_mb_s": plan.disk_mb_s, "tiers.write": "back"}
@@ -130,7 +132,7 @@ def _serve(engine: Engine, plan: RetrievalPlan, text: list[int]) -> Served:
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     spec = RequestSpec(token_ids=text, sampling=sampling, logits_from=plan.context_tokens)
     started_s = engine.clock.now_s()
-    engine.add_request(spec)
+    request = engine.requests[engine.add_request(spec)]
     while engine.has_work():
         engine.step()
     engine.tap = None
@@ -145,7 +147,8 @@ def _serve(engine: Engine, plan: RetrievalPlan, text: list[int]) -> Served:
         )
     )
     took_s = first_s[0] - started_s
-    return Served(torch.cat(rows), took_s, counters.last_load_s, left_out, late, read)
+    found = request.num_cached_tokens
+    return Served(torch.cat(rows), took_s, counters.last_load_s, found, left_out, late, read)
 
 
 def _read_bytes(engine: Engine) -> int:
@@ -173,7 +176,8 @@ def _figures(
     late = sum(one.num_late for one, _, _ in found)
     agree = 1.0 - len(scores.flips) / len(scores)
     full_s = median(full.seconds for _, full, _ in found)
-    said = f"read share {share:g}, {len(found)} texts of {plan.context_tokens} tokens"
+    tokens = min(full.num_found for _, full, _ in found)
+    said = f"read share {share:g}, {len(found)} texts of which {tokens} tokens lay on disk"
     quality = (
         f"{said}: {pages} pages left out, {late} of them written later; over {len(scores)} tokens "
         f"{agree:.1%} of the greedy choices agree, perplexity {np.exp(scores.nll.mean()):.3f} "

@@ -81,6 +81,7 @@ class Retrieval:
     on_late: Callable[[Request, int], None] = lambda request, page: None
     _chosen: dict[str, tuple[str, set[TierKey]]] = field(default_factory=dict)
     _late: dict[int, _Late] = field(default_factory=dict)
+    _due: _Late | None = None  # of the request that is being admitted
 
     def choose(
         self, request: Request, keys: Sequence[PrefixKey], first: int, lineage: str
@@ -147,8 +148,7 @@ class Retrieval:
         manager.lookup.admitted(request, start.num_computed_tokens, len(start.rows))
         self.counters.num_left_out_pages += len(start.holes)
         if self.how == "late":
-            job_id = self.hierarchy.submit_load([key for _, key in start.holes], compute_s=math.inf)
-            self._late[job_id] = _Late(
+            self._due = _Late(
                 request,
                 manager.requests[request.request_id],
                 manager.keys.format_label,
@@ -197,8 +197,14 @@ class Retrieval:
         return request.request_id in self._chosen and blocks is not None and not blocks.hashing
 
     def forget(self, request: Request, *, finished: bool) -> None:
-        """A request is admitted; `finished`: what is on its way to it is not wanted any more."""
+        """A request is admitted; `finished`: what is on its way to it is not wanted any more.
+
+        What is late is asked for now, when the pages it began with have given their buffers back.
+        """
         self._chosen.pop(request.request_id, None)
+        due, self._due = self._due, None
+        if due is not None and due.request is request and not finished:
+            self._late[self.hierarchy.submit_load(list(due.pages), compute_s=math.inf)] = due
         if finished:
             for job_id in [job for job, late in self._late.items() if late.request is request]:
                 del self._late[job_id]
