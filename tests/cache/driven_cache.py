@@ -19,6 +19,7 @@ from workbench.cache.page_roles import PageRoles
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import HashIndex
 from workbench.cache.radix_index import RadixIndex
+from workbench.cache.row_slices import row_slices
 from workbench.clock import ManualClock
 from workbench.config import TierSettings
 from workbench.request import Request, RequestSpec, RequestStatus
@@ -69,7 +70,8 @@ class DrivenCache:
             row_bytes, ManualClock(), lambda kind, data: None,
         )  # fmt: skip
         self.fetcher = Fetcher(self.manager, self.store, self.hierarchy, lambda n: None,
-                               lambda: 0.0, gate=False, enabled=True)  # fmt: skip
+                               lambda: 0.0, row_slices(geometry, specs), enabled=True)  # fmt: skip
+        self.fetcher.worth.gate = False
         self.requests: list[Request] = []  # with tables
         self.waiting: list[Request] = []
         self.named = 0
@@ -106,15 +108,16 @@ class DrivenCache:
             admitted = self.fetcher.restore(request, record)
             known = record.num_computed_tokens
         else:
-            loaded, lineage = self.fetcher.usable_pages(request, hit)
-            hit = hit.full if loaded else hit
+            found = self.fetcher.usable_pages(request, hit)
+            loaded, hit = found.pages, hit.full if found.num_pages else hit
             known = hit.num_tokens + len(loaded) * SIZE
             assert known <= request.num_tokens - 1
             count = min(chunk, request.num_tokens - known)
             admitted = self.manager.admit(request, hit, len(loaded) * SIZE + count,
-                                          reserve_tokens=reserve, lineage=lineage)  # fmt: skip
+                                          reserve_tokens=reserve,
+                                          lineage=found.lineage)  # fmt: skip
             if admitted and loaded:
-                self.fetcher.write_pages(request, len(hit.rows), loaded)
+                self.fetcher.place(request, len(hit.rows), found)
                 self.manager.commit(request, len(loaded) * SIZE)
                 self.manager.publish(request, known)
         if not admitted:

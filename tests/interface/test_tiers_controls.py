@@ -62,7 +62,8 @@ def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None
     assert dram.fetched_tokens > 0 and dram.stored_bytes > 0
     app = opened()
     (table,) = [frame.value for frame in app.dataframe if "worth" in frame.value]
-    assert list(table["tokens used"])[0] == dram.fetched_tokens
+    shown, later = list(table["tokens used"])[0], client.tiers().tiers[0].fetched_tokens
+    assert dram.fetched_tokens <= shown <= later  # others' requests go on meanwhile
     assert str(table["worth"][0]).endswith(("ms saved", "ms lost"))
     texts = load_texts()
     line = cost_figure(texts, report).data[-1]

@@ -239,3 +239,10 @@ def test_slices_divide_the_layers_evenly() -> None:
     places = [list(slices.places([(100, spec)], at)) for at in range(LAYERS)]
     assert places == [[(100 + at * spec.layer_bytes, spec.layer_bytes)] for at in range(LAYERS)]
     assert slices.count([(0, spec)]) == LAYERS
+
+
+def test_a_row_without_a_page_of_each_group_is_one_slice() -> None:
+    stack = build({"cache.grouping": "halves"}, num_layers=LAYERS).stack
+    slices = row_slices.row_slices(stack.geometry, stack.specs.full)
+    first, second = ((0, spec) for spec in stack.specs.full)
+    assert slices.count([first, second]) == LAYERS and slices.count([second]) == 1

@@ -30,9 +30,10 @@ class RowSlices:
         return self.geometry.num_layers
 
     def count(self, parts: Sequence[Part]) -> int:
-        """Slices of a row of these pages, one a group; 1 where its layers differ in size."""
+        """Slices of a row of these pages; 1 where layers differ in size, or a group has no page."""
         alike = len({spec.layer_bytes for _, spec in parts}) == 1
-        return self.num_layers // self.layers if alike else 1
+        whole = len(parts) == len(self.geometry.groups)
+        return self.num_layers // self.layers if alike and whole else 1
 
     def places(self, parts: Sequence[Part], number: int) -> Iterator[tuple[int, int]]:
         """(byte offset in the arena, bytes) of each piece of a slice, in the order of the row."""
@@ -46,13 +47,10 @@ class RowSlices:
 def row_slices(geometry: Geometry, specs: Sequence[PageSpec]) -> RowSlices:
     """The smallest slices of at least `LEAST_SLICE_BYTES` that divide the layers evenly.
 
-    `specs`: of each group's full pages.
+    Smaller ones where there would be one alone. `specs`: of each group's full pages.
     """
     row_bytes = sum(spec.page_bytes for spec in specs)
     total = geometry.num_layers
-    fitting = (
-        layers
-        for layers in range(1, total + 1)
-        if total % layers == 0 and row_bytes * layers >= LEAST_SLICE_BYTES * total
-    )
-    return RowSlices(geometry, next(fitting, total))
+    divisors = [layers for layers in range(1, total) if total % layers == 0] or [1]
+    fitting = (layers for layers in divisors if row_bytes * layers >= LEAST_SLICE_BYTES * total)
+    return RowSlices(geometry, next(fitting, divisors[-1]))
