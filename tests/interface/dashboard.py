@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,12 @@ class Dashboard:
         return self.child_pid(b"workbench.engine.process.server")
 
     def child_pid(self, module: bytes) -> int:
-        """Process id of the server's child that runs a module."""
+        """Process id of the server's child that runs a module, which may be about to start."""
+        missing = f"the process of {module.decode()} is not there"
+        wait_for(lambda: any(self._children(module)), 10, lambda: missing)
+        return next(self._children(module))
+
+    def _children(self, module: bytes) -> Iterator[int]:
         for status in Path("/proc").glob("[0-9]*/status"):
             try:
                 parent = next(line for line in status.read_text().splitlines()
@@ -62,8 +67,7 @@ class Dashboard:
             except (OSError, StopIteration):
                 continue
             if module in command and int(parent.split()[1]) == self.process.pid:
-                return int(status.parent.name)
-        raise AssertionError(f"the process of {module.decode()} is not there")
+                yield int(status.parent.name)
 
     def close(self) -> None:
         """Ctrl-C, as a user ends it."""
