@@ -123,6 +123,27 @@ def test_pure_requests_never_hit_recoded_rows_when_reuse_is_exact() -> None:
     assert runner.engine.metrics.hit_tokens == 40
 
 
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_blocks_whose_parents_have_left_stay_apart(index: str) -> None:
+    """Equal tokens behind different prefixes: without them in HBM, nothing but a key tells."""
+    runner = Runner(build({"cache.index": index}))
+    firsts = [tokens(4, seed) for seed in (1, 2)]
+    for first in firsts:
+        runner.one(first + tokens(8, 3), 1)
+    pool = runner.engine.stack.pool
+    for row in pool.index.rows():
+        if list(row.token_ids) in firsts:
+            pool.drop(row)
+    orphans = [row for row in pool.index.rows() if pool.index.get(row.parent_key) is None]
+    assert len(orphans) == 2 and orphans[0].token_ids == orphans[1].token_ids
+    runner.engine.apply(formats("int8", "int8"))
+    runner.check()
+    rows = runner.engine.stack.pool.index.rows()
+    assert len(rows) == 4 and len({row.parent_key for row in rows}) == 4
+    assert None not in {row.parent_key for row in rows}  # none of them begins a text
+    runner.engine.close()
+
+
 def test_rows_computed_on_recoded_pages_carry_the_mixed_lineage() -> None:
     runner = Runner(build(formats("bf16", "bf16")))
     prompt = tokens(40)

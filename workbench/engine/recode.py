@@ -206,14 +206,15 @@ def _allocate(pool: BlockPool, cls: int, count: int) -> list[int]:
 def _publish(
     engine: "Engine", pool: BlockPool, rows: list[Row], places: list[dict[int, int]], label: str
 ) -> None:
-    parents = {row.key: row for row in rows}
+    chain_keys = {row.key: row.chain_key for row in rows}
     for row in rows:
         lineage = f"{label}<{row.lineage}"
-        parent = parents.get(row.parent_key) if row.parent_key else None
+        # Of a parent that has left HBM only its old key is known: what follows it stays apart.
+        before = chain_keys.get(row.parent_key, row.parent_key) if row.parent_key else None
         pool.publish(
             Row(
                 key=tagged_key(row.chain_key, lineage),
-                parent_key=tagged_key(parent.chain_key, lineage) if parent else None,
+                parent_key=tagged_key(before, lineage) if before else None,
                 blocks=tuple(places[group][block] for group, block in enumerate(row.blocks)),
                 token_ids=row.token_ids,
                 lineage=lineage,
