@@ -143,6 +143,7 @@ def test_a_dropped_file_runs_what_it_can(client: EngineClient):
 def test_a_workload_keeps_arriving_and_ends_when_cleared(client: EngineClient):
     first = client.start_workload("shared_chat", num_requests=2, max_tokens=6)
     assert len(first) == 1  # the others come when the shared prompt is there
+    until(lambda: "shared_chat" in client.journal.workloads)  # which hears of it a little later
     until(lambda: client.journal.workloads["shared_chat"].next_index > 5)
     assert client.clear_requests() > 0
     until(lambda: client.journal.workloads == {} and client.snapshot().state == "idle")
