@@ -174,7 +174,7 @@ def load_kvikio() -> Any:
 def _moved(future: Any, num_bytes: int) -> bool:
     try:
         return bool(future.get() == num_bytes)
-    except (RuntimeError, OSError):
+    except (RuntimeError, OSError):  # plain calls meet it again, and tell by its word
         return False
 
 

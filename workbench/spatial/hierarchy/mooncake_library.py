@@ -60,7 +60,7 @@ def parse_address(address: str) -> MasterAddress:
         if parts.scheme == "mooncake" and parts.hostname and parts.port and not parts.path:
             return MasterAddress(parts.hostname, parts.port, int(admin[0]))
     except ValueError:
-        pass
+        pass  # a port or query that is no number: the sentence below says what is expected
     raise MediumFault(
         "address", f"a Mooncake Store at {address!r}: give mooncake://host:port of its master"
     )
