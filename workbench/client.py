@@ -15,6 +15,7 @@ from workbench.errors import EngineDied, RequestError, WorkbenchError
 from workbench.events import Event
 from workbench.lab.prompts_file import read_prompts
 from workbench.lab.workloads import make_workload
+from workbench.registry import Name
 from workbench.request import RequestSpec
 from workbench.snapshot import Snapshot, decode_frame
 from workbench.tier_views import BlockMove, TiersReport
@@ -121,6 +122,22 @@ class EngineClient(EngineLink):
             if entry is None:
                 raise RequestError(f"there is no request {request_id!r}: it may be too old")
             return dataclasses.replace(entry, token_ids=list(entry.token_ids))
+
+    # Policies of one's own
+
+    def load_policy(self, name: str, text: str) -> list[Name]:
+        """Run a policy file's text in the engine; returns what it has registered.
+
+        It is run again after a restart. SettingError, in one sentence, where it fails.
+        """
+        added = self._call(protocol.LoadPolicy(name, text), list[Name])
+        self.policies[name], self.own_names[name] = text, added
+        return added
+
+    def names_of_own(self, kind: str) -> list[str]:
+        """Names of one kind that the user's own files have registered."""
+        pairs = [pair for names in self.own_names.values() for pair in names]
+        return [name for each, name in pairs if each == kind]
 
     # Settings and time
 

@@ -212,7 +212,8 @@ def _knob(page: Page, path: str) -> None:
         st.toggle(value=value, **common)
     elif meta["choices"]:
         options = ordered_choices(path)
-        options += [] if value in options else [value]  # a policy of one's own
+        options += page.engine.client.names_of_own(meta["own"])
+        options += [] if value in options else [value]
         st.selectbox(options=options, index=options.index(value), format_func=told, **common)
     elif isinstance(item.default, str):
         st.text_input(value=value, max_chars=400, **common)

@@ -1,16 +1,11 @@
 """The one quality job of this dashboard process, and every report it has brought so far."""
 
-import signal
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import IO
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-import msgspec
-
-from app.job_process import close_input, death, launch, send
+from app.job_process import JobProcess
 from workbench.clock import Clock, RealClock
 from workbench.errors import WorkbenchError
 from workbench.quality import job_protocol as protocol
@@ -19,7 +14,6 @@ from workbench.quality.results import QualityReport
 
 MODULE = "workbench.quality.job"
 LINE_BYTES = 16 * 2**20
-CLOSE_S = 5.0
 MAX_RESULTS = 500
 
 
@@ -67,15 +61,7 @@ class Status:
         return self.state == "running"
 
 
-@dataclass
-class _Running:
-    process: "subprocess.Popen[bytes]"
-    plan: JobPlan
-    log: IO[bytes]
-    thread: threading.Thread | None = None
-    names: set[str] = field(default_factory=set)
-    ended: str = ""  # by its own last line
-    error: str = ""
+Said: TypeAlias = ModelLine | ProgressLine | protocol.ReportLine | ProbesLine
 
 
 class QualityJobs:
@@ -84,7 +70,8 @@ class QualityJobs:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or RealClock()
         self._lock = threading.RLock()
-        self._running: _Running | None = None
+        self._process: JobProcess | None = None  # of the newest job
+        self._names: set[str] = set()  # that it has reported on
         self._status = Status()
         self._results: dict[str, Result] = {}
         self._model: ModelLine | None = None
@@ -121,8 +108,10 @@ class QualityJobs:
         with self._lock:
             if self._status.running:
                 raise JobBusyError("a measurement runs already: wait for it, or cancel it")
-            log = tempfile.TemporaryFile()  # closed when the job has ended
-            process = launch(MODULE, log)
+            self._process = process = JobProcess(
+                MODULE, protocol.decode_line, LINE_BYTES, self._take, self._ended
+            )
+            self._names = set()
             self._status = Status(
                 state="running",
                 kind=kind,
@@ -131,21 +120,15 @@ class QualityJobs:
                 started_s=self.clock.now_s(),
                 version=self._status.version + 1,
             )
-            running = _Running(process, plan, log)
-            running.thread = threading.Thread(
-                target=self._follow, args=(running,), name="quality job", daemon=True
-            )
-            self._running = running
-        send(process, protocol.encode_line(plan))
-        running.thread.start()
+        process.begin(plan)
         return self._status.number
 
     def cancel(self) -> bool:
         """Ask the running job to stop after its step; False when there is none."""
         with self._lock:
-            if self._running is None or not self._status.running:
+            if self._process is None or not self._status.running:
                 return False
-            self._running.process.terminate()
+            self._process.cancel()
             self._status = replace(self._status, cancelling=True)
             return True
 
@@ -157,31 +140,10 @@ class QualityJobs:
 
     def close(self) -> None:
         """End the job, by force if it does not end by itself."""
-        with self._lock:
-            running = self._running
-        if running is None:
-            return
-        close_input(running.process)
-        try:
-            running.process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            running.process.kill()
-            running.process.wait()
-        if running.thread is not None:
-            running.thread.join(CLOSE_S)
+        if self._process is not None:
+            self._process.close()
 
-    def _follow(self, running: _Running) -> None:
-        """Take the job's lines until its end."""
-        output = running.process.stdout
-        assert output is not None
-        while line := output.readline(LINE_BYTES):
-            try:
-                self._take(running, protocol.decode_line(line))
-            except msgspec.DecodeError as error:
-                running.error = running.error or f"its process wrote a line that is none ({error})"
-        self._ended(running, running.process.wait())
-
-    def _take(self, running: _Running, line: protocol.Line) -> None:
+    def _take(self, line: Said) -> None:
         with self._lock:
             if isinstance(line, ProgressLine):
                 self._status = replace(self._status, share=line.share, doing=line)
@@ -189,22 +151,18 @@ class QualityJobs:
                 self._model = line
                 self._changed()
             elif isinstance(line, protocol.ReportLine):
-                self._put(running, line.report)
-            elif isinstance(line, ProbesLine):
+                self._put(line.report)
+            else:
                 result = self._results.get(line.name)
                 if result is not None:
                     self._results[line.name] = replace(result, probes=line)
                     self._changed()
-            elif isinstance(line, protocol.ErrorLine):
-                running.error = line.message
-            else:
-                running.ended = line.why
 
-    def _put(self, running: _Running, report: QualityReport) -> None:
+    def _put(self, report: QualityReport) -> None:
         """Keep a report; its heat maps stay while they are those of the same changes."""
         status, old = self._status, self._results.get(report.name)
         same = old is not None and old.report.changes == report.changes
-        running.names.add(report.name)
+        self._names.add(report.name)
         self._results[report.name] = Result(
             report=report,
             weight_format=self._model.weight_format if self._model else "",
@@ -216,23 +174,13 @@ class QualityJobs:
             del self._results[next(iter(self._results))]
         self._changed()
 
-    def _ended(self, running: _Running, code: int) -> None:
-        close_input(running.process)
-        state, error = running.ended or "failed", running.error
-        if error:
-            state = "failed"
-        elif state == "failed" and code == -signal.SIGTERM and self.status.cancelling:
-            state = "cancelled"  # before it could listen: it was still being started
-        elif state == "failed":
-            error = death(code, running.log)
-        running.log.close()
+    def _ended(self, state: str, error: str) -> None:
         with self._lock:
-            for name in running.names & self._results.keys():
+            for name in self._names & self._results.keys():
                 self._results[name] = replace(self._results[name], final=True)
             self._status = replace(
                 self._status, state=state, error=error, ended_s=self.clock.now_s(), cancelling=False
             )
-            self._running = None
             self._changed()
 
     def _changed(self) -> None:

@@ -1,15 +1,9 @@
 """The one devices job of this dashboard process, and the newest result of each placement."""
 
-import signal
-import subprocess
-import tempfile
 import threading
 from dataclasses import dataclass, replace
-from typing import IO
 
-import msgspec
-
-from app.job_process import close_input, death, launch, send
+from app.job_process import JobProcess
 from workbench.clock import Clock, RealClock
 from workbench.errors import WorkbenchError
 from workbench.lab import devices_protocol as protocol
@@ -17,7 +11,6 @@ from workbench.lab.devices_protocol import DevicesPlan, ProgressLine, ResultLine
 
 MODULE = "workbench.lab.devices_job"
 LINE_BYTES = 2**22
-CLOSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,9 +42,7 @@ class DeviceJobs:
         self._lock = threading.RLock()
         self._status = DeviceStatus()
         self._results: dict[str, ResultLine] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
-        self._end = self._error = ""  # as the job's last lines have it
+        self.process: JobProcess | None = None  # of the newest job
 
     @property
     def status(self) -> DeviceStatus:
@@ -75,75 +66,39 @@ class DeviceJobs:
         with self._lock:
             if self._status.running:
                 raise WorkbenchError("placements are compared already: wait for it, or cancel it")
-            log = tempfile.TemporaryFile()  # closed when the job has ended
-            self._process = process = launch(MODULE, log)
-            self._end = self._error = ""
+            self.process = process = JobProcess(
+                MODULE, protocol.decode_line, LINE_BYTES, self._take, self._ended
+            )
             self._status = DeviceStatus(
                 state="running", started_s=self.clock.now_s(), version=self._status.version + 1
             )
-            self._thread = threading.Thread(
-                target=self._follow, args=(process, log), name="devices job", daemon=True
-            )
-        send(process, protocol.encode_line(plan))
-        self._thread.start()
+        process.begin(plan)
 
     def cancel(self) -> bool:
         """Ask the running job to stop after its step; False when there is none."""
         with self._lock:
-            if self._process is None or not self._status.running:
+            if self.process is None or not self._status.running:
                 return False
-            self._process.terminate()
+            self.process.cancel()
             self._status = replace(self._status, cancelling=True)
             return True
 
     def close(self) -> None:
         """End the job, by force if it does not end by itself."""
-        with self._lock:
-            process, thread = self._process, self._thread
-        if process is None:
-            return
-        close_input(process)
-        try:
-            process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if thread is not None:
-            thread.join(CLOSE_S)
+        if self.process is not None:
+            self.process.close()
 
-    def _follow(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
-        """Take the job's lines until its end."""
-        assert process.stdout is not None
-        while line := process.stdout.readline(LINE_BYTES):
-            try:
-                self._take(protocol.decode_line(line))
-            except msgspec.DecodeError as error:
-                self._error = self._error or f"its process wrote a line that is none ({error})"
-        code = process.wait()
-        close_input(process)
-        state, error = self._end or "failed", self._error
-        if error:
-            state = "failed"
-        elif state == "failed" and code == -signal.SIGTERM and self.status.cancelling:
-            state = "cancelled"  # before it could listen: it was still being started
-        elif state == "failed":
-            error = death(code, log)
-        log.close()
+    def _take(self, line: ProgressLine | ResultLine) -> None:
         with self._lock:
-            self._process = None
+            if isinstance(line, ProgressLine):
+                self._status = replace(self._status, doing=line)
+            else:
+                self._results[line.name] = line
+                self._status = replace(self._status, version=self._status.version + 1)
+
+    def _ended(self, state: str, error: str) -> None:
+        with self._lock:
             self._status = replace(
                 self._status, state=state, error=error, ended_s=self.clock.now_s(),
                 cancelling=False, version=self._status.version + 1,
             )  # fmt: skip
-
-    def _take(self, line: protocol.Line) -> None:
-        with self._lock:
-            if isinstance(line, ProgressLine):
-                self._status = replace(self._status, doing=line)
-            elif isinstance(line, ResultLine):
-                self._results[line.name] = line
-                self._status = replace(self._status, version=self._status.version + 1)
-            elif isinstance(line, protocol.ErrorLine):
-                self._error = line.message
-            else:
-                self._end = line.why

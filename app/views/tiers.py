@@ -13,6 +13,7 @@ from app.panels.tiers_devices import show_devices
 from app.panels.tiers_faults import show_faults
 from app.panels.tiers_journey import show_journey
 from app.panels.tiers_overlap import show_overlap
+from app.panels.tiers_own import show_own
 from app.panels.tiers_worth import show_flow, show_worth, tiers_of
 
 LEFT_PX, RIGHT_PX = 288, 280
@@ -48,8 +49,8 @@ def _main(page: Page) -> None:
     if report is None:
         st.caption(texts("tiers.not_yet"))
         return
-    names = ("worth", "cost", "flow", "journey", "overlap", "devices")
-    worth, cost, flow, journey, overlap, devices = st.tabs(
+    names = ("worth", "cost", "flow", "journey", "overlap", "devices", "own")
+    worth, cost, flow, journey, overlap, devices, own = st.tabs(
         [texts(f"tiers.tab.{name}") for name in names]
     )
     with worth:
@@ -64,4 +65,6 @@ def _main(page: Page) -> None:
         show_overlap(page, report)
     with devices:
         show_devices(page)
+    with own:
+        show_own(page)
     st.button(texts("tiers.refresh"), key="tiers_refresh", help=texts("tiers.refresh_help"))

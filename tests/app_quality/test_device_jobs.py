@@ -13,7 +13,8 @@ from app.text import load_texts
 from app.tiers.device_figures import balance_figure, bytes_figure
 from app.tiers.device_jobs import DeviceJobs
 from workbench.errors import SettingError, WorkbenchError
-from workbench.lab.devices_protocol import DevicesPlan, decode_plan, encode_line
+from workbench.lab.devices_protocol import DevicesPlan, decode_plan
+from workbench.lab.job_lines import encode_line
 
 TINY = DevicesPlan(placements=["tp2", "ep2"], new_tokens=5)
 
@@ -76,8 +77,8 @@ def test_placements_are_compared_and_results_stay(jobs: DeviceJobs) -> None:
 
 def test_a_job_is_cancelled_and_its_ranks_end(jobs: DeviceJobs) -> None:
     jobs.start(TINY)
-    assert jobs._process is not None
-    pid = jobs._process.pid
+    assert jobs.process is not None
+    pid = jobs.process.pid
     wait_until(lambda: bool(jobs.status.doing) and bool(ranks_of(pid)))
     ranks = ranks_of(pid)
     assert jobs.cancel() and jobs.status.cancelling
@@ -88,8 +89,8 @@ def test_a_job_is_cancelled_and_its_ranks_end(jobs: DeviceJobs) -> None:
 
 def test_a_killed_job_says_so(jobs: DeviceJobs) -> None:
     jobs.start(TINY)
-    assert jobs._process is not None
-    os.kill(jobs._process.pid, signal.SIGKILL)
+    assert jobs.process is not None
+    os.kill(jobs.process.pid, signal.SIGKILL)
     wait_until(lambda: not jobs.status.running)
     assert jobs.status.state == "failed" and "by signal 9" in jobs.status.error
 
@@ -97,10 +98,10 @@ def test_a_killed_job_says_so(jobs: DeviceJobs) -> None:
 def test_closing_ends_a_job() -> None:
     jobs = DeviceJobs()
     jobs.start(TINY)
-    assert jobs._process is not None
-    process = jobs._process
+    assert jobs.process is not None
+    process = jobs.process
     jobs.close()
-    assert process.poll() is not None
+    assert not process.alive
 
 
 def test_plans_that_cannot_be_are_refused() -> None:

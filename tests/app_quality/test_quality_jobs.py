@@ -16,16 +16,14 @@ from app.quality.jobs import JobBusyError, QualityJobs, Status, follow_until
 from app.quality.settings import format_settings
 from app.text import load_texts
 from workbench.errors import SettingError
+from workbench.lab.job_lines import DoneLine, ErrorLine, encode_line
 from workbench.model.random_launch import random_model
 from workbench.quality.job_protocol import (
-    DoneLine,
-    ErrorLine,
     JobPlan,
     Line,
     ProgressLine,
     decode_line,
     decode_plan,
-    encode_line,
 )
 from workbench.quality.plan import QualityPlan
 from workbench.quality.results import Setting

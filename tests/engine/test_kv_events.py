@@ -6,7 +6,8 @@ import pytest
 from tests.engine.harness import Runner, build, tokens
 from workbench.engine.engine import Engine
 from workbench.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
-from workbench.lab.random_load import RandomLoad, start_config
+from workbench.lab.random_changes import start_config
+from workbench.lab.random_load import RandomLoad
 from workbench.model.random_launch import random_model
 
 

@@ -47,8 +47,8 @@ def test_a_tier_turned_on_here_is_measured_at_once(owner: engine_owner.EngineOwn
     assert client.tiers().tiers[0].provenance == "throttled"
 
 
-def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None:
-    client = owner.client
+def ask_again(client: EngineClient) -> None:
+    """Prompts that push each other out of HBM into DRAM, and one of them once more."""
     client.set_speed(1.0)
     client.apply({"tiers.dram_mib": 16.0, "cache.hbm_budget_mib": 0.6, "tiers.gate": False,
                   "tiers.dram_throttle_mb_s": 0.0})  # fmt: skip
@@ -57,6 +57,12 @@ def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None
         sampling = SamplingParams(max_tokens=4, ignore_eos=True)
         request_id = client.submit(RequestSpec(token_ids=tokens, sampling=sampling))
         wait_for(lambda r=request_id: client.outputs(r).is_finished, 30, lambda: "it never ended")
+    client.set_speed(0.1)
+
+
+def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None:
+    client = owner.client
+    ask_again(client)
     report = client.tiers()
     dram = report.tiers[0]
     assert dram.fetched_tokens > 0 and dram.stored_bytes > 0
@@ -79,11 +85,11 @@ def test_figures_tell_what_was_measured(owner: engine_owner.EngineOwner) -> None
     assert overlap is not None and f"{overlap.wait_ms:,.1f} ms" in words(opened())
     strip = overlap_figure(texts, overlap)
     assert sum(len(trace.x) for trace in strip.data) == len(overlap.spans)
-    client.set_speed(0.1)
 
 
 def _ask_by_layers(client: EngineClient) -> None:
     """A prompt that has left HBM, with its load layer by layer."""
+    client.set_speed(1.0)
     client.apply({"tiers.load": "layerwise"})
     for seed in (1, 2):
         tokens = [(seed * 31 + i) % 250 for i in range(900)]
@@ -91,10 +97,12 @@ def _ask_by_layers(client: EngineClient) -> None:
         request_id = client.submit(RequestSpec(token_ids=tokens, sampling=sampling))
         wait_for(lambda r=request_id: client.outputs(r).is_finished, 30, lambda: "it never ended")
     client.apply({"tiers.load": "whole"})
+    client.set_speed(0.1)
 
 
 def test_a_block_is_held_and_let_go_by_button(owner: engine_owner.EngineOwner) -> None:
     client = owner.client
+    ask_again(client)
     app = checked(opened().button(key="hold_hard").click().run())
     assert "is pinned: fill the cache" in words(app)
     assert client.tiers().tiers[0].num_held == 1
@@ -130,7 +138,8 @@ def test_a_journey_of_no_moves_draws_an_empty_picture() -> None:
 
 
 def test_damage_names_the_block_that_was_hit(owner: engine_owner.EngineOwner) -> None:
-    assert owner.client.tiers().tiers[0].num_entries > 0  # left by the test before
+    ask_again(owner.client)
+    assert owner.client.tiers().tiers[0].num_entries > 0
     app = checked(opened().button(key="fault_corrupt_dram").click().run())
     assert "Done: flip a bit in DRAM (" in words(app)
     typed = checked(app.text_input(key="tiers_hash").set_value("zz").run())

@@ -36,6 +36,26 @@ def test_a_file_of_prompts_is_served_to_its_end(tmp_path: Path) -> None:
     assert "Paris" in done.stderr
 
 
+def test_a_policy_of_ones_own_is_run_first(tmp_path: Path) -> None:
+    if cached_path() is None:
+        pytest.skip("the model is not cached: workbench model fetch")
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "The capital of France is", "max_tokens": 4}))
+    example = Path(__file__).parents[2] / "docs" / "examples" / "placement_policy.py"
+    command = [str(Path(sys.executable).parent / "workbench"), "run", str(path), "--json",
+               "--set", "model.num_threads=1", "--set", "tiers.policy=beginnings"]  # fmt: skip
+    named = [*command, "--policy", str(example)]
+    done = subprocess.run(named, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    figures = {item["name"]: item["value"] for item in json.loads(done.stdout)["figures"]}
+    assert figures["num_output_tokens"] >= 1 and figures["num_failed"] == 0
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert alone.returncode == 2 and "'beginnings' is no placement policy" in alone.stderr
+    missing = [*command, "--policy", str(tmp_path / "nowhere.py")]
+    refused = subprocess.run(missing, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2 and "nowhere.py cannot be read" in refused.stderr
+
+
 def test_a_budget_too_small_is_one_sentence(tmp_path: Path) -> None:
     if cached_path() is None:
         pytest.skip("the model is not cached: workbench model fetch")

@@ -15,7 +15,7 @@ from workbench.settings.tiers import TierSettings
 from workbench.spatial.hierarchy.admission import DECAY_S, Frequency, TinyLfu
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
 from workbench.spatial.hierarchy.patience import RETRY_S
-from workbench.spatial.hierarchy.slow_tier import KNOWN_FOR_S
+from workbench.spatial.hierarchy.shared_answers import KNOWN_FOR_S
 
 PAGE_MIB = 12_288 / 2**20  # a page of 8192 bytes with its header, on any of the media
 

@@ -52,8 +52,31 @@ class SliceSpan:
     end_s: float
 
 
+class LoadsBySlices(Protocol):
+    """Jobs whose pages come up slice by slice; the engine thread alone calls it."""
+
+    def possible(self, keys: Sequence[TierKey], num_slices: int) -> bool:
+        """Whether all keys lie where they can be loaded by so many slices."""
+
+    def begin(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
+        """Start a job: by slices, into the pages' places in HBM where possible, or as a whole."""
+
+    def wait(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
+        """Block until so many leading slices of a job's pages are there, or never will be."""
+
+    def copy(self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]) -> bool:
+        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`."""
+
+    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
+        """The tier of each page of a job, and when which slices moved so far."""
+
+
 class KVHierarchy(Protocol):
     """All tiers below HBM behind one interface; the engine thread alone calls it."""
+
+    @property
+    def by_slices(self) -> LoadsBySlices:
+        """How jobs of more than one slice are begun and taken."""
 
     def lookup(self, key: TierKey) -> Lookup:
         """Whether a key can be loaded; never blocks on I/O."""
@@ -78,26 +101,9 @@ class KVHierarchy(Protocol):
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
-        With more than one slice nothing is read before `begin_load`. `compute_s`: seconds of
+        With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
         compute that the load can hide behind, infinite where nobody waits.
         """
-
-    def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
-        """Start a job: by slices, into the pages' places in HBM where possible, or as a whole."""
-
-    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
-        """Whether all keys lie where they can be loaded by so many slices."""
-
-    def wait_slices(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
-        """Block until so many leading slices of a job's pages are there, or never will be."""
-
-    def copy_slices(
-        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
-    ) -> bool:
-        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`."""
-
-    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
-        """The tier of each page of a job, and when which slices moved so far."""
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

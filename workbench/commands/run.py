@@ -8,6 +8,7 @@ import typer
 
 from workbench.commands.bench import JsonOption
 from workbench.errors import RequestError, SettingError
+from workbench.own_policies import read_policy
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
@@ -21,6 +22,10 @@ def run(
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting.")
     ] = None,
     show_text: Annotated[bool, typer.Option("--text", help="Print the answers too.")] = False,
+    policies: Annotated[
+        list[Path] | None,
+        typer.Option("--policy", metavar="FILE", help="Run a policy file of your own first."),
+    ] = None,
     tenant: Annotated[str, typer.Option(help="Whose file it is: nobody else hits its cache.")] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -32,12 +37,13 @@ def run(
     """
     config = config_from(changes or [])
     found = find_workload(workload, tenant)
+    own = {path.stem: read_policy(path) for path in policies or []}
 
     from workbench.lab.figures import print_report, report
     from workbench.lab.headless import serve
 
     with ProgressBar(len(found.arrivals)) as progress:
-        result = serve(found, config, progress)
+        result = serve(found, config, progress, own)
     if show_text:
         for answer in result.answers:
             print(f"[{answer.request_id}] {answer.text or answer.error}", file=sys.stderr)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from workbench.cache.keys import TierKey
 from workbench.cache.placement import PlacementPolicy
 from workbench.errors import SettingError
-from workbench.registry import Registry
+from workbench.registry import Name, Registry
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -19,7 +19,8 @@ def check_placement(registry: Registry, name: str) -> None:
     known = registry.names("placement")
     if name not in known:
         raise SettingError(
-            f"tiers.policy = {name!r} is no placement policy: choose one of {', '.join(known)}"
+            f"tiers.policy = {name!r} is no placement policy: choose one of {', '.join(known)}, "
+            "or load yours first"
         )
 
 
@@ -40,6 +41,14 @@ def make_placement(registry: Registry, name: str) -> PlacementPolicy:
             "choose another policy"
         )
     return policy
+
+
+def renew_placement(engine: "Engine", changed: set[Name]) -> None:
+    """Use a policy anew whose class was loaded again; SettingError where that is not possible."""
+    name = engine.config.tiers.policy
+    if ("placement", name) in changed:
+        engine.placement = make_placement(engine.registry, name)
+        bind_placement(engine)
 
 
 def bind_placement(engine: "Engine") -> None:

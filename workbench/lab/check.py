@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 
 import torch
 
 from workbench.engine.engine import Engine
 from workbench.lab.figures import Figure
 from workbench.lab.planted import PLANTED, catch
-from workbench.lab.random_load import ABORT_STATES, RandomLoad, start_config
+from workbench.lab.random_changes import start_config
+from workbench.lab.random_load import ABORT_STATES, RandomLoad
 from workbench.model.load import LoadedModel
 from workbench.model.naive import naive_logits
 from workbench.model.random_launch import random_model
@@ -24,7 +26,8 @@ class Check:
 
     def __init__(self, model: LoadedModel, seed: int) -> None:
         self.engine = Engine(start_config(), model, verify_bytes=True)
-        self.load = RandomLoad(self.engine, seed)
+        self._folder = TemporaryDirectory(prefix="kv-workbench-check-")
+        self.load = RandomLoad(self.engine, seed, folder=self._folder.name)
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self._model = model
@@ -43,6 +46,7 @@ class Check:
             self.violations.append(f"step {self.engine.num_steps}: {type(error).__name__}: {error}")
         finally:
             self.engine.hierarchy.close()
+            self._folder.cleanup()
 
     def _drain(self) -> None:
         for step in range(MAX_DRAIN_STEPS):

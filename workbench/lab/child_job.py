@@ -1,13 +1,24 @@
-"""What measuring processes that a dashboard starts have in common: a plan, and when to stop."""
+"""What measuring processes that a dashboard starts have in common: a plan, lines, when to stop.
+
+They end when all is measured, on SIGTERM, and when their standard input closes, also by the death
+of who started them.
+"""
 
 import os
 import signal
 import threading
+import traceback
+from collections.abc import Callable
 from types import FrameType
 
-from workbench.clock import Clock
+import msgspec
+
+from workbench.clock import Clock, RealClock
+from workbench.errors import WorkbenchError
+from workbench.lab.job_lines import DoneLine, ErrorLine, encode_line
 
 GRACE_S = 3.0  # a running step may take longer; without a starter nobody waits for it
+EXIT_REFUSED, EXIT_CRASHED = 2, 70
 
 
 class Cancel:
@@ -62,3 +73,32 @@ def read_line(max_bytes: int) -> bytes:
             break
         data += piece
     return data.split(b"\n")[0] if b"\n" in data else data
+
+
+def write(line: msgspec.Struct) -> None:
+    """Send a line; a starter that is gone is no fault."""
+    try:
+        os.write(1, encode_line(line))
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def serve(work: Callable[[bytes, Cancel], None], max_plan_bytes: int) -> int:
+    """Do the work that the plan on standard input describes; returns the exit code.
+
+    `work` gets the plan's line, and asks between its steps whether to stop. What it raises becomes
+    the last line: one sentence.
+    """
+    cancel = Cancel(RealClock())
+    try:
+        work(read_line(max_plan_bytes), cancel)
+    except WorkbenchError as error:
+        write(ErrorLine(message=" ".join(str(error).split())))
+        return EXIT_REFUSED
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        write(ErrorLine(message=text[:1000]))
+        return EXIT_CRASHED
+    write(DoneLine(why=cancel.why or "done"))
+    return 0

@@ -4,14 +4,10 @@ Reads a `DevicesPlan` as one line on standard input; writes a line for each step
 ends when all ran, on SIGTERM, and when its standard input closes; its ranks end with it.
 """
 
-import os
 import sys
-import traceback
 
-from workbench.clock import RealClock
-from workbench.errors import WorkbenchError
 from workbench.lab import devices_protocol as protocol
-from workbench.lab.child_job import Cancel, end_with_starter, read_line
+from workbench.lab.child_job import Cancel, end_with_starter, serve, write
 from workbench.lab.devices_runs import (
     Contestant,
     dense,
@@ -24,16 +20,7 @@ from workbench.lab.devices_runs import (
 )
 from workbench.spatial.devices.group import DeviceGroup
 
-EXIT_REFUSED, EXIT_CRASHED = 2, 70
 STEPS = ("starting", "decoding", "checking")
-
-
-def write(line: protocol.Line) -> None:
-    """Send a line; a starter that is gone is no fault."""
-    try:
-        os.write(1, protocol.encode_line(line))
-    except BrokenPipeError:
-        os._exit(0)
 
 
 def run(plan: protocol.DevicesPlan, cancel: Cancel) -> None:
@@ -86,21 +73,13 @@ def _result(
 
 def main() -> int:
     """Run the plan that standard input describes; returns the exit code."""
-    cancel = Cancel(RealClock())
-    try:
-        plan = protocol.decode_plan(read_line(protocol.MAX_PLAN_BYTES))
+
+    def work(line: bytes, cancel: Cancel) -> None:
+        plan = protocol.decode_plan(line)
         end_with_starter(cancel)
         run(plan, cancel)
-    except WorkbenchError as error:
-        write(protocol.ErrorLine(message=" ".join(str(error).split())))
-        return EXIT_REFUSED
-    except Exception as error:
-        traceback.print_exc()
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        write(protocol.ErrorLine(message=text[:1000]))
-        return EXIT_CRASHED
-    write(protocol.DoneLine(why=cancel.why or "done"))
-    return 0
+
+    return serve(work, protocol.MAX_PLAN_BYTES)
 
 
 if __name__ == "__main__":  # its ranks import this module again, under another name

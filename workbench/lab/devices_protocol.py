@@ -6,6 +6,7 @@ A plan goes in as one line on standard input; then lines come out, one of `Line`
 import msgspec
 
 from workbench.errors import SettingError
+from workbench.lab.job_lines import DoneLine, ErrorLine
 from workbench.spatial.devices.report import DeviceReport
 
 MAX_PLAN_BYTES = 2**16
@@ -67,24 +68,7 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     logit_difference: float
 
 
-class ErrorLine(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
-    """Why the job ends early, in one sentence."""
-
-    message: str
-
-
-class DoneLine(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The last line of a job that ends by itself; `why`: done or cancelled."""
-
-    why: str
-
-
 Line = ProgressLine | ResultLine | ErrorLine | DoneLine
-
-
-def encode_line(line: Line | DevicesPlan) -> bytes:
-    """One line with its newline."""
-    return msgspec.json.encode(line) + b"\n"
 
 
 def decode_line(data: bytes) -> Line:

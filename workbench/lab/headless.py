@@ -78,18 +78,23 @@ class _Recorder:
         answer.status, answer.error, answer.usage = output.status, output.error, output.usage
 
 
-def serve(workload: Workload, config: EngineConfig, progress: Progress) -> Served:
+def serve(
+    workload: Workload,
+    config: EngineConfig,
+    progress: Progress,
+    policies: dict[str, str] | None = None,
+) -> Served:
     """Load the model, serve the workload to its end, return answers and figures.
 
-    A workload that repeats is served once. Raises ModelError, CapacityError, or RequestError when
-    the first request is refused.
+    A workload that repeats is served once. `policies`: texts of the user's own files by name.
+    Raises ModelError, CapacityError, SettingError, or RequestError when the first is refused.
     """
     from workbench.model.load import load_model
 
     progress("loading the model", 0)
     clock = RealClock()
     recorder = _Recorder(clock)
-    host = EngineHost(clock, recorder, first_request_number=1)
+    host = EngineHost(clock, recorder, first_request_number=1, policies=policies)
     try:
         host.adopt(config, load_model(config.model.path, config.model.weight_format))
         start_s, start_cpu_s = clock.now_s(), clock.cpu_s()

@@ -6,7 +6,7 @@ import numpy as np
 
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
-from workbench.lab.random_load import START
+from workbench.lab.random_changes import START
 from workbench.model.load import LoadedModel
 from workbench.request import RequestSpec, SamplingParams
 

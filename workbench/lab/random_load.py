@@ -10,100 +10,13 @@ from workbench.cache_control import CacheBreakpoint
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
 from workbench.errors import CapacityError, RequestError, SettingError, TierError
+from workbench.lab.random_changes import CHANGES, PURE, is_lossy
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus, SamplingParams
-from workbench.settings.cache import EVICTION_ORDERS, GROUPINGS, PREFIX_INDEXES
-from workbench.settings.retention import (
-    BUDGET_SPLITS,
-    GQA_REDUCTIONS,
-    MERGES,
-    RETENTION_POLICIES,
-    SPARSE_READS,
-)
-from workbench.settings.tiers import ADMISSIONS, INCLUSIONS, PREFETCHES, WRITES
 from workbench.spatial.hierarchy.faults import FAULTS, inject
 
 ABORT_STATES = ("waiting", "loading", "prefill", "running", "preempted", "swapped")
 
-START: dict[str, Any] = {
-    "cache.hbm_budget_mib": 0.125, "cache.block_size": 4, "cache.k_format": "fp32",
-    "cache.v_format": "fp32", "scheduling.chunk_tokens": 16, "scheduling.token_budget": 32,
-    "scheduling.admit_whole_prompt": False, "tiers.dram_mib": 0.05, "tiers.disk_mib": 1.0,
-    "scheduling.preemption": "swap",
-    "tiers.gate": False, "retention.sink_tokens": 4, "retention.window_tokens": 8,
-    "retention.budget_tokens": 24,
-}  # fmt: skip
-
-_EXACT = ("fp32", "fp32")
-PURE: dict[str, Any] = {
-    "cache.layer_plan": "",
-    "cache.k_format": "fp32", "cache.v_format": "fp32", "retention.policy": "none",
-    "cache.reuse": "exact", "retention.sparse": "off",
-}  # fmt: skip
 PHASE_STEPS = 150  # exact and lossy settings take turns, so that tokens can be compared in between
-CHANGES: dict[str, list[dict[str, Any]]] = {
-    "hot": [
-        {path: value}
-        for path, values in {
-            "scheduling.order": ("fcfs", "priority", "longest-prefix-first"),
-            "scheduling.preemption": ("swap", "swap", "recompute"),
-            "scheduling.token_budget": (8, 32, 64),
-            "scheduling.chunk_tokens": (4, 16, 33),
-            "scheduling.max_num_seqs": (4, 16),
-            "scheduling.watermark": (0.0, 0.05),
-            "scheduling.admit_whole_prompt": (True, False, False),
-            "cache.prefix_caching": (True, True, True, True, False),
-            "cache.reuse": ("recoded", "exact"),
-            "cache.index": PREFIX_INDEXES,
-            "cache.partial_hits": (True, False),
-            "cache.prompt_caching": ("automatic", "automatic", "explicit"),
-            "cache.eviction": EVICTION_ORDERS,
-            "tiers.dram_mib": (0.0, 0.02, 0.03, 0.05, 0.1),
-            "tiers.disk_mib": (0.0, 0.5, 1.0),
-            "tiers.gate": (False, False, True),
-            "tiers.write": WRITES,
-            "tiers.inclusive": INCLUSIONS,
-            "tiers.admission": ADMISSIONS,
-            "tiers.watermark": (0.8, 1.0),
-            "tiers.prefetch": PREFETCHES,
-            "retention.policy": ("none", *RETENTION_POLICIES),
-            "retention.level": ("page", "token"),
-            "retention.when": ("both", "both", "prefill", "decode"),
-            "retention.split": BUDGET_SPLITS,
-            "retention.merge": MERGES,
-            "retention.gqa_reduce": GQA_REDUCTIONS,
-            "retention.sparse": SPARSE_READS,
-            "retention.sparse_pages": (1, 4),
-            "retention.sparse_share": (0.0, 0.3),
-            "retention.sparse_outliers": (0, 2),
-            "retention.sparse_dense_layers": (0, 1),
-            "retention.budget_tokens": (16, 24, 40),
-        }.items()
-        for value in values
-    ],
-    "recode": [
-        {"cache.k_format": k_format, "cache.v_format": v_format}
-        for k_format, v_format in (
-            _EXACT, _EXACT, _EXACT, ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"),
-            ("fp8_e4m3", "bf16"), ("fp32", "fp8_e4m3"), ("int4", "int4"), ("kivi4", "kivi4"),
-            ("kivi2", "int4"), ("turbo4", "turbo4"), ("int4_rotated", "nvfp4"),
-            ("fp8_e4m3_token", "fp8_e5m2"), ("fp8_e4m3_head", "kivi3"),
-            ("int8", "kvquant3"), ("bf16", "lowrank"),
-        )
-    ] + [{"cache.layer_plan": plan} for plan in ("", "", "0=bf16", "1=kivi4; 2=int8/int4")],
-    "rebuild": [{"cache.k_format": "kvquant4", "cache.v_format": "lowrank_int4"}] + [
-        {path: value}
-        for path, values in {
-            "cache.hbm_budget_mib": (0.1, 0.125, 0.2),
-            "cache.block_size": (4, 4, 8),
-            "cache.grouping": GROUPINGS,
-            "cache.allocation": ("paged", "paged", "paged", "paged", "contiguous"),
-            "cache.mode": ("on", "on", "on", "on", "off"),
-            "retention.positions": ("original", "compact"),
-            "model.max_model_len": (256, 512),
-        }.items()
-        for value in values
-    ],
-}  # fmt: skip
 
 
 class RandomLoad:
@@ -111,9 +24,12 @@ class RandomLoad:
 
     `counts` holds what happened: applies by class, aborts by state, faults injected, refusals.
     The same seed gives the same decisions, though disk transfers end when the disk is ready.
+    `folder`: where objects go; none is used without.
     """
 
-    def __init__(self, engine: Engine, seed: int, *, max_requests: int = 12) -> None:
+    def __init__(
+        self, engine: Engine, seed: int, *, max_requests: int = 12, folder: str = ""
+    ) -> None:
         self.engine = engine
         self.counts: Counter[str] = Counter()
         self.prompts: dict[str, list[int]] = {}
@@ -125,6 +41,8 @@ class RandomLoad:
         self._max_requests = max_requests
         self._turns = 0
         self._lossy_phase = False
+        objects = [{"tiers.object_url": url} for url in ("", folder)] if folder else []
+        self._options = CHANGES | {"hot": CHANGES["hot"] + objects}
         self._texts = [self._random_tokens(32) for _ in range(4)]
 
     def turn(self) -> None:
@@ -192,7 +110,7 @@ class RandomLoad:
         config = self.engine.config
         options = [
             each
-            for each in CHANGES[kind]
+            for each in self._options[kind]
             if self._changes(config, each) and (self._lossy_phase or not each.keys() & PURE.keys())
         ]
         self._apply(self._rng.choice(options))
@@ -215,6 +133,7 @@ class RandomLoad:
             self._apply(
                 {"retention.policy": "none", "retention.sparse": "off", "cache.reuse": "exact"}
             )
+            self._apply({"tiers.retrieval": "all", "tiers.disk_codec": "none"})
 
     def _apply(self, changes: dict[str, Any]) -> None:
         try:
@@ -258,19 +177,6 @@ class RandomLoad:
 
     def _random_tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(250) for _ in range(count)]
-
-
-def start_config() -> EngineConfig:
-    """Small pool, small tiers, fp32: pressure from the first requests on."""
-    return replace_settings(EngineConfig(), START)
-
-
-def is_lossy(config: EngineConfig) -> bool:
-    """Whether tokens may differ from the naive loop's under this config."""
-    exact = (config.cache.k_format, config.cache.v_format) == _EXACT
-    retention = config.retention
-    leaves_out = retention.policy != "none" or retention.sparse != "off"
-    return not exact or bool(config.cache.layer_plan) or leaves_out
 
 
 def state_of(engine: Engine, request: Request) -> str:

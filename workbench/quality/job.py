@@ -5,16 +5,11 @@ progress and each report, as they come. It ends when all is measured, on SIGTERM
 standard input closes (also by the starter's death): then it reports what it has and stops.
 """
 
-import os
 import sys
-import traceback
-from collections.abc import Sequence
 
 import torch
 
-from workbench.clock import RealClock
-from workbench.errors import WorkbenchError
-from workbench.lab.child_job import Cancel, end_with_starter, read_line
+from workbench.lab.child_job import Cancel, end_with_starter, serve, write
 from workbench.model.load import LoadedModel, load_model
 from workbench.model.random_launch import random_model
 from workbench.quality import job_protocol as protocol
@@ -28,16 +23,7 @@ from workbench.quality.probes import probe
 from workbench.quality.run import Contender, Doing, compare, make_contender, report_of
 from workbench.quality.texts import text_windows
 
-EXIT_REFUSED, EXIT_CRASHED = 2, 70
 FULL, PROBES_SHARE = "full cache", 0.2
-
-
-def write(line: protocol.Line) -> None:
-    """Send a line; a starter that is gone is no fault."""
-    try:
-        os.write(1, protocol.encode_line(line))
-    except BrokenPipeError:
-        os._exit(0)
 
 
 class Job:
@@ -114,38 +100,30 @@ def _load(job: protocol.JobPlan) -> LoadedModel:
     return load_model(job.model_path, job.plan.weight_format)
 
 
-def main(arguments: Sequence[str] = ()) -> int:
+def main() -> int:
     """Run the job that standard input describes; returns the exit code."""
-    cancel = Cancel(RealClock())
-    try:
-        job = protocol.decode_plan(read_line(protocol.MAX_PLAN_BYTES))
-        end_with_starter(cancel)
-        cancel.limit(job.time_limit_s)
-        torch.set_num_threads(max(1, job.num_threads))
-        model = _load(job)
-        arch = model.arch
-        write(
-            protocol.ModelLine(
-                name=model.name,
-                weight_format="fp32" if job.random_layers else job.plan.weight_format,
-                num_layers=arch.num_layers,
-                num_heads=arch.num_heads,
-                num_kv_heads=arch.num_kv_heads,
-                head_dim=arch.head_dim,
-            )
+    return serve(_work, protocol.MAX_PLAN_BYTES)
+
+
+def _work(line: bytes, cancel: Cancel) -> None:
+    job = protocol.decode_plan(line)
+    end_with_starter(cancel)
+    cancel.limit(job.time_limit_s)
+    torch.set_num_threads(max(1, job.num_threads))
+    model = _load(job)
+    arch = model.arch
+    write(
+        protocol.ModelLine(
+            name=model.name,
+            weight_format="fp32" if job.random_layers else job.plan.weight_format,
+            num_layers=arch.num_layers,
+            num_heads=arch.num_heads,
+            num_kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
         )
-        Job(job, model, cancel).run()
-    except WorkbenchError as error:
-        write(protocol.ErrorLine(message=" ".join(str(error).split())))
-        return EXIT_REFUSED
-    except Exception as error:
-        traceback.print_exc()
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        write(protocol.ErrorLine(message=text[:1000]))
-        return EXIT_CRASHED
-    write(protocol.DoneLine(why=cancel.why or "done"))
-    return 0
+    )
+    Job(job, model, cancel).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

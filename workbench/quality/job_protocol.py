@@ -9,6 +9,7 @@ import msgspec
 
 from workbench.config import EngineConfig, all_settings, difference, replace_settings
 from workbench.errors import SettingError
+from workbench.lab.job_lines import DoneLine, ErrorLine
 from workbench.quality.plan import QualityPlan
 from workbench.quality.results import QualityReport, Setting
 
@@ -84,26 +85,8 @@ class ProbesLine(msgspec.Struct, frozen=True, kw_only=True, tag="probes"):
     v_snr_db: list[float]
 
 
-class ErrorLine(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
-    """Why the job ends early, in one sentence."""
-
-    message: str
-
-
-class DoneLine(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The last line of a job that ends by itself; `why`: done, cancelled or time."""
-
-    why: str
-
-
 Line = ModelLine | ProgressLine | ReportLine | ProbesLine | ErrorLine | DoneLine
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Line)
-
-
-def encode_line(line: Line | JobPlan) -> bytes:
-    """One line with its newline."""
-    return _encoder.encode(line) + b"\n"
 
 
 def decode_line(data: bytes) -> Line:

@@ -20,14 +20,14 @@ def setting(
     high: float | None = None,
     unit: str = "",
     main: bool = False,
-    own: bool = False,
+    own: str = "",
 ) -> Any:
     """A dataclass field with its range and the cost of changing it.
 
     `change`: `hot` takes effect at the next step; `recode` re-encodes resident pages; `rebuild`
     lays the cache out anew and recomputes running requests; `restart` loads weights again.
     `dim`: temporal T, spatial S, structural X, or none. `main`: shown without opening "more".
-    `own`: names besides `choices` are allowed, which the engine's registry has to know.
+    `own`: a kind of the engine's registry, whose names are allowed besides `choices`.
     """
     meta = dict(
         change=change, dim=dim, choices=choices, low=low, high=high, unit=unit, main=main, own=own

@@ -35,7 +35,9 @@ class TierSettings(Section, section="tiers"):
         0.0, change="hot", dim="S", low=0.0, high=1048576, unit="MiB", main=True
     )
     disk_path: str = setting("", change="hot", dim="S")
-    policy: str = setting("lru", change="hot", dim="S", choices=PLACEMENTS, own=True, main=True)
+    policy: str = setting(
+        "lru", change="hot", dim="S", choices=PLACEMENTS, own="placement", main=True
+    )
     gate: bool = setting(True, change="hot", dim="S")
     disk_codec: str = setting("none", change="hot", dim="S", choices=DISK_CODECS)
     disk_transport: str = setting("direct", change="hot", dim="S", choices=DISK_TRANSPORTS)

@@ -47,6 +47,7 @@ class CommandHandler:
             protocol.HoldBlock: lambda body, _: hold_block(
                 server.host.engine, body.key, body.kind, body.seconds
             ),
+            protocol.LoadPolicy: lambda body, _: server.host.load_policy(body.name, body.text),
             protocol.Shutdown: self._shutdown,
         }
 

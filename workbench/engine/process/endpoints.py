@@ -10,7 +10,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process is started with, as a file in its socket directory.
 
     `random_layers` > 0 builds a small random model with that many layers (a byte vocabulary)
-    instead of loading one. `first_request_number` and `last_event_seq` go on after a restart.
+    instead of loading one. `policies`: texts of the user's own files by name, run first.
+    `first_request_number` and `last_event_seq` go on after a restart.
     """
 
     changes: dict[str, Any] = {}  # settings that differ from the defaults
@@ -20,6 +21,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     last_event_seq: int = 0
     paused: bool = False
     speed: float = 1.0
+    policies: dict[str, str] = {}
 
 
 class Endpoints(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from workbench.config import (
 )
 from workbench.engine.process.arrivals import ArrivalPlanner
 from workbench.engine.process.journal import Journal
+from workbench.engine.process.own import OwnPolicies
 from workbench.engine.process.pacing import StateJudge
 from workbench.engine.process.protocol import (
     Announcement,
@@ -25,6 +26,7 @@ from workbench.engine.process.protocol import (
     WorkloadStarted,
 )
 from workbench.errors import RequestError, WorkbenchError
+from workbench.registry import Name
 from workbench.request import RequestOutput, RequestSpec
 from workbench.views import ApplyReport, IntegrityView
 
@@ -38,7 +40,8 @@ Publish = Callable[[Published], None]
 class EngineHost:
     """Owns the engine of this process; `publish` gets every accepted request and all tokens.
 
-    The host keeps a journal of its own, so that requests survive loading other weights.
+    The host keeps a journal of its own, so that requests survive loading other weights. `policies`:
+    texts of the user's own files by name, run before the engine is built.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class EngineHost:
         publish: Publish,
         first_request_number: int,
         last_event_seq: int = 0,
+        policies: dict[str, str] | None = None,
     ) -> None:
         self.clock = clock
         self.journal = Journal()
@@ -54,6 +58,7 @@ class EngineHost:
         self._publish = publish
         self._next_number = first_request_number
         self._last_event_seq = last_event_seq
+        self._policies = OwnPolicies(policies or {})
         self.planner = ArrivalPlanner(self._submit_planned, clock.now_s)
         self.judge = StateJudge()
 
@@ -92,7 +97,18 @@ class EngineHost:
     def _build(self, config: EngineConfig, model: "LoadedModel") -> "Engine":
         from workbench.engine.engine import Engine  # torch only once the model is loaded
 
-        return Engine(config, model, clock=self.clock, last_event_seq=self._last_event_seq)
+        registry = self._policies.registry()
+        return Engine(
+            config,
+            model,
+            clock=self.clock,
+            last_event_seq=self._last_event_seq,
+            registry=registry,
+        )
+
+    def load_policy(self, name: str, text: str) -> list[Name]:
+        """Run a policy file of the user's own; returns what it has registered."""
+        return self._policies.load(self.engine, name, text)
 
     def submit(self, spec: RequestSpec, workload: str = "", index: int = -1) -> str:
         """Add a request under its own name or the next number; returns the id."""

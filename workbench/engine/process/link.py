@@ -10,13 +10,20 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from workbench.config import EngineConfig, difference
+from workbench.config import (
+    EngineConfig,
+    all_settings,
+    difference,
+    get_setting,
+    replace_settings,
+)
 from workbench.engine.process import protocol
 from workbench.engine.process.connection import Connection
 from workbench.engine.process.endpoints import LaunchOptions
 from workbench.engine.process.journal import Journal
 from workbench.errors import EngineDied, WorkbenchError
 from workbench.events import EVENTS_PER_PROCESS
+from workbench.registry import Name
 from workbench.snapshot import Snapshot, decode_frame, decode_token_blocks, encode_frame
 
 T = TypeVar("T")
@@ -50,6 +57,8 @@ class EngineLink:
         self._death_callbacks: list[Callable[[str], None]] = []
         self._reason = ""
         self._loading = True
+        self.policies: dict[str, str] = {}  # texts of the user's own files that were run
+        self.own_names: dict[str, list[Name]] = {}  # what each has registered
         self._paused = False
         self._speed = 1.0
         self._num_launches = 0
@@ -115,13 +124,15 @@ class EngineLink:
         """Start a new process; every unfinished stream goes on where it was.
 
         Returns the ids of the requests submitted again. A living process is ended first. With
-        `resubmit` off they are given up: the way out when one of them ends the engine each time.
+        `resubmit` off they are given up, and with them policies of the user's own: the way out
+        when one of them ends the engine each time.
         """
         with self._restarting:
             self._connection.close(_CLOSE_TIMEOUT_S)
             with self._lock:
                 if not resubmit:
                     self.journal.give_up()
+                    self._forget_own()
                 waiting = self.journal.unfinished()
                 workloads = self.journal.resumed_workloads()
                 self._reason, self._loading = "", True
@@ -143,6 +154,18 @@ class EngineLink:
             self._reason = self._reason or "the engine was closed"
         self._ready.set()
 
+    def _forget_own(self) -> None:
+        """No file of the user's own is run again, and no setting names what one has registered."""
+        self.policies.clear()
+        self.own_names.clear()
+        named = {path: item for path, item in all_settings().items() if item.metadata["own"]}
+        foreign = {
+            path: item.default
+            for path, item in named.items()
+            if get_setting(self.config, path) not in item.metadata["choices"]
+        }
+        self.config = replace_settings(self.config, foreign)
+
     def _connect(self) -> Connection:
         options = LaunchOptions(
             changes=difference(self.config, EngineConfig()),
@@ -151,6 +174,7 @@ class EngineLink:
             paused=self._paused,
             speed=self._speed,
             first_request_number=self.journal.next_request_number(),
+            policies=self.policies,
             last_event_seq=self._num_launches * EVENTS_PER_PROCESS,
         )
         self._num_launches += 1

@@ -136,6 +136,16 @@ class HoldBlock(msgspec.Struct, frozen=True, tag=True):
     seconds: float = 0.0
 
 
+class LoadPolicy(msgspec.Struct, frozen=True, tag=True):
+    """Run a policy file of the user's own, as they have seen and confirmed it.
+
+    Answered with the names it has registered, as pairs of kind and name.
+    """
+
+    name: str
+    text: str
+
+
 class Arrival(msgspec.Struct, frozen=True):
     """One request of a workload, due `at_s` seconds after its start.
 
@@ -182,7 +192,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 Body = (
     Submit | Abort | ClearRequests | Apply | Preview | Play | Pause | Step | SetSpeed | GetSnapshot
     | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload
-    | StopWorkload | GetTiers | Journey | InjectFault | HoldBlock | Shutdown
+    | StopWorkload | GetTiers | Journey | InjectFault | HoldBlock | LoadPolicy | Shutdown
 )  # fmt: skip
 
 SHOWN_AT_ONCE = (Apply, Play, Pause, SetSpeed)  # somebody has touched a control and waits

@@ -47,6 +47,7 @@ class EngineServer:
             self.transport.publish,
             options.first_request_number,
             options.last_event_seq,
+            options.policies,
         )
         self.pacer = FramePacer()
         self.motion = SlowMotion()

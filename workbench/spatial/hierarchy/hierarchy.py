@@ -1,7 +1,6 @@
 """All memory below HBM behind one interface: DRAM (G2) and the ladder under it, each optional."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from workbench.cache.codec import Codec, CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.cache.placement import PageFacts
-from workbench.cache.tier import LoadResult, Lookup, SliceSpan
+from workbench.cache.tier import LoadResult, Lookup
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
@@ -25,9 +24,8 @@ from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.spatial.hierarchy.shared_usage import SharedUsage
+from workbench.spatial.hierarchy.slice_loads import SliceLoads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
-
-POLL_S = 0.0005  # at most, between looks at what a throttle holds back
 
 
 class Hierarchy:
@@ -53,6 +51,7 @@ class Hierarchy:
         self.mover = Mover(clock, on_event)
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
+        self.by_slices = SliceLoads(self.mover, self.jobs)
         self._shared_usage = SharedUsage(self._slow(POOL))
         self._epochs: dict[str, int] = {}
         self._closed = False
@@ -137,49 +136,10 @@ class Hierarchy:
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
-        With more than one slice nothing is read before `begin_load`. `compute_s`: seconds of
+        With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
         compute that the load can hide behind, infinite where nobody waits.
         """
         return self.jobs.submit(keys, num_slices, compute_s)
-
-    def begin_load(self, job_id: int, into: Sequence[np.ndarray] | None = None) -> None:
-        """Start a job: slice by slice, the first slices of all pages first, or else as a whole.
-
-        `into`: each page's place in HBM, where what lies on a disk of ours goes at once; an empty
-        sequence where it goes through DRAM.
-        """
-        self.jobs.begin(job_id, into)
-
-    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
-        """Whether all keys lie where they can be loaded by so many slices."""
-        return self._lookups.comes_in_slices(keys, num_slices)
-
-    def wait_slices(self, job_id: int, num_slices: int, timeout_s: float) -> bool:
-        """Block until so many leading slices of a job's pages are there, or never will be.
-
-        False where the time was up first.
-        """
-        until_s = time.monotonic() + timeout_s
-        while True:
-            self.mover.advance()
-            if self.jobs.arrived(job_id, num_slices):
-                return True
-            if time.monotonic() > until_s:
-                return False
-            self.mover.ladder.wait_done(POLL_S)
-
-    def copy_slices(
-        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
-    ) -> bool:
-        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`.
-
-        False where one is missing or damaged, which is counted.
-        """
-        return self.jobs.copy_slices(job_id, number, write)
-
-    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
-        """The tier of each page of a job, and when which slices moved so far."""
-        return self.jobs.progress(job_id)
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""
@@ -247,7 +207,7 @@ class Hierarchy:
             for entry in table.all_entries():
                 table.remove(entry)
         for tier in self.mover.ladder.tiers:
-            tier.forget_answers()
+            tier.answers.forget()
 
     def configure(self, settings: TierSettings) -> ConfigureReport:
         """Change sizes, path, throttles live; on TierError everything stays as it was."""

@@ -5,11 +5,10 @@ same job (the field's write-back faults began there).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import xxhash
 
 from workbench.cache.keys import TierKey
 from workbench.cache.tier import LoadResult, SliceSpan
@@ -21,11 +20,11 @@ from workbench.spatial.hierarchy.paced_link import Load
 from workbench.spatial.hierarchy.page_reads import PageRead, PageReads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
-_Source = tuple[np.ndarray, memoryview, tuple[int, ...]]  # a page twice, and its checksums
+Source = tuple[np.ndarray, memoryview, tuple[int, ...]]  # a page twice, and its checksums
 
 
 @dataclass(eq=False, slots=True)
-class _Slot:
+class Slot:
     """One key of a job: `entry` in DRAM (pinned by the job), or a `staged` buffer, or neither."""
 
     key: TierKey
@@ -53,7 +52,7 @@ class _Slot:
         """Whether the page will not be there as a whole."""
         return self.read.reason != "" if self.read is not None else self.state is State.FAILED
 
-    def source_of_slices(self, num_slices: int) -> _Source | None:
+    def source_of_slices(self, num_slices: int) -> Source | None:
         """Where slices are read from, or None where the page is missing or cut otherwise."""
         buffer = self.entry.buffer if self.entry is not None else None
         checksums = self.entry.checksums if self.entry is not None else ()
@@ -71,9 +70,11 @@ class _Slot:
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
+class Job:
+    """Pages on their way for one request, and what their slices need."""
+
     job_id: int
-    slots: list[_Slot]
+    slots: list[Slot]
     start_s: float
     ready_at_s: float  # of what lies in DRAM, as its throttle lets it
     num_slices: int
@@ -81,7 +82,7 @@ class _Job:
     delivered: bool = False
     keys: tuple[TierKey, ...] = ()
     spans: list[SliceSpan] = field(default_factory=list)
-    sources: list[_Source | None] = field(default_factory=list)  # of its slices
+    sources: list[Source | None] = field(default_factory=list)  # of its slices
     verify_s: float = 0.0
     load: Load = Load(0)
 
@@ -91,8 +92,8 @@ class LoadJobs:
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
-        self._reads = PageReads(mover)
-        self._jobs: dict[int, _Job] = {}
+        self.reads = PageReads(mover)
+        self._jobs: dict[int, Job] = {}
         self._next_id = 1
 
     def __len__(self) -> int:
@@ -105,10 +106,10 @@ class LoadJobs:
         that the load can hide behind.
         """
         now_s = self._mover.clock.now_s()
-        slots = [_Slot(key) for key in keys]
+        slots = [Slot(key) for key in keys]
         for slot in reversed(slots):  # last page first, so that a prefix outlives its tail
             self._pin_source(slot)
-        job = _Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
+        job = Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
         num_bytes = sum(slot.source.page_bytes for slot in slots if slot.source is not None)
         hiding = num_bytes / compute_s / 1e6 if compute_s > 0 else math.inf
         job.load = Load(job.job_id, hiding)
@@ -124,7 +125,7 @@ class LoadJobs:
         `into`: each page's place in HBM, where what lies on a disk of ours goes at once; an empty
         sequence where it goes through DRAM.
         """
-        job, mover = self._job(job_id), self._mover
+        job, mover = self.job(job_id), self._mover
         job.begun, job.num_slices = True, job.num_slices if into is not None else 1
         places: list[np.ndarray | None] = [*(into or ())] or [None] * len(job.slots)
         reads = [
@@ -135,65 +136,17 @@ class LoadJobs:
         pages = [slot.entry.page_bytes for slot in job.slots if slot.tier == G2 and slot.entry]
         if pages:
             job.ready_at_s = mover.dram_bucket.reserve(sum(pages), job.start_s)
-        self._reads.start(reads, job.num_slices, job.load, job.spans.append)
+        self.reads.start(reads, job.num_slices, job.load, job.spans.append)
 
     def deliver(self) -> list[LoadResult]:
         """Results of the jobs whose pages are all there, each page verified just now."""
         results = []
         for job in self._jobs.values():
-            if job.delivered or not job.begun or not self._arrived(job, job.num_slices):
+            if job.delivered or not job.begun or not self.arrived(job, job.num_slices):
                 continue
             job.delivered = True
             results.append(self._result(job))
         return results
-
-    def arrived(self, job_id: int, num_slices: int) -> bool:
-        """Whether so many leading slices of every page are there, or never will be."""
-        return self._arrived(self._job(job_id), num_slices)
-
-    def copy_slices(
-        self, job_id: int, number: int, write: Callable[[int, np.ndarray], None]
-    ) -> bool:
-        """Verify one slice of every page; what is not in its place goes to `write(page, bytes)`.
-
-        False where one is missing or damaged, which is counted; it ends there.
-        """
-        job, mover = self._job(job_id), self._mover
-        start_s, digest = mover.clock.now_s(), xxhash.xxh3_64_intdigest
-        job.sources = job.sources or [slot.source_of_slices(job.num_slices) for slot in job.slots]
-        for page, (slot, source) in enumerate(zip(job.slots, job.sources, strict=True)):
-            if source is None or slot.failed:
-                return False
-            buffer, view, checksums = source
-            size = len(view) // job.num_slices
-            begin, end = number * size, (number + 1) * size
-            if digest(view[begin:end]) != checksums[number]:
-                self._spoiled(slot)
-                return False
-            if slot.read is None or not slot.read.direct:
-                write(page, buffer[begin:end])
-        job.verify_s += mover.clock.now_s() - start_s
-        if number == job.num_slices - 1:
-            self._count_hits(job)
-        return True
-
-    def _count_hits(self, job: _Job) -> None:
-        """What lay in DRAM has been loaded, each page for its share of the time."""
-        hits = [slot.entry for slot in job.slots if slot.tier == G2 and slot.entry is not None]
-        for entry in hits:
-            self._mover.counters[G2].loaded(entry.page_bytes, job.verify_s / len(job.slots))
-
-    def _spoiled(self, slot: _Slot) -> None:
-        """A slice that has arrived is not what was stored."""
-        if slot.read is not None:
-            self._reads.spoiled(slot.read)
-        elif slot.entry is not None:
-            self._corrupt(slot.entry)
-
-    def progress(self, job_id: int) -> tuple[tuple[str, ...], list[SliceSpan]]:
-        """The tier of each page, and when which slices moved so far."""
-        job = self._job(job_id)
-        return tuple(slot.tier for slot in job.slots), job.spans
 
     def finish(self, job_id: int) -> None:
         """Release what a job holds; in-flight reads release theirs when they end."""
@@ -204,7 +157,7 @@ class LoadJobs:
             if slot.entry is not None:
                 self._mover.dram.unpin(slot.entry)
             if slot.read is not None:
-                self._reads.leave(slot.read)
+                self.reads.leave(slot.read)
             if job is not None and not job.begun and slot.source is not None and slot.below:
                 slot.below.table.unpin(slot.source)
 
@@ -213,18 +166,20 @@ class LoadJobs:
         for job_id in list(self._jobs):
             self.finish(job_id)
 
-    def _job(self, job_id: int) -> _Job:
+    def job(self, job_id: int) -> Job:
+        """A job in flight; IntegrityError where there is none of that id."""
         if job_id not in self._jobs:
             raise IntegrityError(f"load job {job_id} is not in flight: pass submit_load's id")
         return self._jobs[job_id]
 
-    def _arrived(self, job: _Job, num_slices: int) -> bool:
+    def arrived(self, job: Job, num_slices: int) -> bool:
+        """Whether so many leading slices of every page are there, or never will be."""
         paced_s = (job.ready_at_s - job.start_s) * num_slices / job.num_slices
         if self._mover.clock.now_s() < job.start_s + paced_s:
             return False
         return all(slot.arrived(num_slices) for slot in job.slots)
 
-    def _pin_source(self, slot: _Slot) -> None:
+    def _pin_source(self, slot: Slot) -> None:
         mover = self._mover
         entry = mover.dram.get(slot.key)
         if entry is not None:
@@ -243,7 +198,7 @@ class LoadJobs:
             slot.below.table.pin(slot.source)
             mover.seen(slot.source)
 
-    def _destination(self, slot: _Slot, place: np.ndarray | None) -> PageRead | None:
+    def _destination(self, slot: Slot, place: np.ndarray | None) -> PageRead | None:
         """Where a page that lies below DRAM is read to; None where nothing is to be read."""
         mover, source, below = self._mover, slot.source, slot.below
         if source is None or below is None:
@@ -272,7 +227,7 @@ class LoadJobs:
         slot.read = PageRead(source, below, twin, buffer)
         return slot.read
 
-    def _result(self, job: _Job) -> LoadResult:
+    def _result(self, job: Job) -> LoadResult:
         mover = self._mover
         pages = tuple(self._verified(slot) for slot in job.slots)
         seconds = mover.clock.now_s() - job.start_s
@@ -293,7 +248,7 @@ class LoadJobs:
         )
         return LoadResult(job.job_id, job.keys, pages, tiers, seconds)
 
-    def _verified(self, slot: _Slot) -> np.ndarray | None:
+    def _verified(self, slot: Slot) -> np.ndarray | None:
         mover, entry = self._mover, slot.entry
         if entry is None:
             return slot.staged if slot.state is State.READY else None
@@ -301,12 +256,13 @@ class LoadJobs:
             return None
         start_s = mover.clock.now_s()
         if slice_checksums(entry.buffer, len(entry.checksums)) != entry.checksums:
-            self._corrupt(entry)
+            self.corrupt(entry)
             return None
         if slot.tier == G2:
             mover.counters[G2].loaded(entry.page_bytes, mover.clock.now_s() - start_s)
         return entry.buffer
 
-    def _corrupt(self, entry: Entry) -> None:
+    def corrupt(self, entry: Entry) -> None:
+        """A page in DRAM is not what was stored: counted, and gone."""
         self._mover.fault(G2, "corrupt", entry)
         self._mover.dram.remove(entry)

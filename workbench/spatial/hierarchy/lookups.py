@@ -45,7 +45,7 @@ class Lookups:
         rest = [key for key in keys if dram.get(key) is None]
         for tier in self._mover.ladder.tiers:
             rest = [key for key in rest if tier.table.get(key) is None]
-        waiting = [tier.unknown(rest) for tier in self._mover.ladder.tiers]  # each is asked
+        waiting = [tier.answers.unknown(rest) for tier in self._mover.ladder.tiers]  # each is asked
         return not any(waiting)
 
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
@@ -55,20 +55,6 @@ class Lookups:
             if entry is None or entry.state is not State.READY:
                 return at
         return len(keys)
-
-    def comes_in_slices(self, keys: Sequence[TierKey], num_slices: int) -> bool:
-        """Whether all keys lie where they can be loaded by so many slices."""
-        mover = self._mover
-        for key in keys:
-            entry = mover.dram.get(key)
-            if entry is not None:
-                if entry.state is not State.READY or len(entry.checksums) != num_slices:
-                    return False
-                continue
-            found = mover.ladder.source(key)
-            if found is None or not found[0].sliced(found[1], num_slices):
-                return False
-        return True
 
     def num_held(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM or can come up into it; 0 where there is no DRAM."""
@@ -129,7 +115,7 @@ class Lookups:
                 return Lookup.RETRY
             tier.counters.num_hits += 1
             return Lookup.HIT
-        if tier.unknown([key]):
+        if tier.answers.unknown([key]):
             return Lookup.RETRY
         tier.counters.num_misses += tier.readable
         return Lookup.MISS

@@ -1,7 +1,7 @@
 """A tier below DRAM: what it holds and may take, and its traffic with the medium that keeps it.
 
     engine's thread                       |  the tier's thread
-    table, counters, throttle, questions  |  codec, medium, checksums
+    table, counters, throttle, answers    |  codec, medium, checksums
 
 A tier alone verifies what comes back from its medium, so no medium has to be trusted.
 """
@@ -21,7 +21,6 @@ from workbench.spatial.hierarchy.io_counts import IoTotals, totals_of
 from workbench.spatial.hierarchy.io_thread import (
     GET,
     MOST_AT_ONCE,
-    PROBE,
     PUT,
     REMOVE,
     IoThread,
@@ -34,11 +33,9 @@ from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
 from workbench.spatial.hierarchy.paced_link import PacedLink
 from workbench.spatial.hierarchy.patience import Patience
 from workbench.spatial.hierarchy.pins import Pins
+from workbench.spatial.hierarchy.shared_answers import SharedAnswers
 from workbench.spatial.hierarchy.slice_batch import SliceBatch, SliceOutcome
 from workbench.spatial.hierarchy.throttle import paced_s
-
-KNOWN_FOR_S = 5.0  # how long a shared medium's "not here" holds (SGLang's file backend: TTL 5 s)
-MOST_ABSENT = 65_536
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,7 @@ class SlowTier:
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written
         self._next_generation = next_generation
         self._ios_before: IoTotals | None = None
-        self._absent: dict[bytes, float] = {}  # key -> until when the answer holds
-        self._asked: set[bytes] = set()
+        self.answers = SharedAnswers(self)
         self._reads, self._writes = Patience(clock), Patience(clock)
 
     # ---- what it is
@@ -168,7 +164,7 @@ class SlowTier:
             self.table.remove(entry)
         for entry in self.table.doomed.values():
             entry.forgotten = True
-        self.forget_answers()
+        self.answers.forget()
         self.table.capacity_bytes = 0
         medium, where, self.medium = self.medium, self.where, None
         if medium is not None:
@@ -202,7 +198,7 @@ class SlowTier:
     def write(self, entry: Entry, page: np.ndarray, then: Callable[[Outcome], None]) -> None:
         """Write an indexed entry's page in the background; `page` stays unchanged until then."""
         key = encode_key(entry.key)
-        self._absent.pop(key, None)
+        self.answers.written(key)
         self.writing_bytes += entry.page_bytes
 
         def written(outcome: Outcome) -> None:
@@ -257,29 +253,6 @@ class SlowTier:
         self.counters.num_evictions += 1
         if not self.evicts_itself:
             self._remove(entry)
-
-    def unknown(self, keys: Sequence[TierKey]) -> bool:
-        """Ask a shared medium for those keys nobody knows of here; whether an answer is due."""
-        if not self.shared or not self.readable:
-            return False
-        waiting, now_s = False, self.clock.now_s()
-        for key in keys:
-            if isinstance(key, PrivateKey) or self.table.get(key) is not None:
-                continue
-            encoded = encode_key(key)
-            if self._absent.get(encoded, -1.0) > now_s:
-                continue
-            waiting = True
-            if encoded not in self._asked:
-                self._asked.add(encoded)
-                answered = self._answer(encoded)
-                self.io.queue(Op(PROBE, encoded, encoded), answered)
-        return waiting
-
-    def forget_answers(self) -> None:
-        """Believe no answer that was given or is due."""
-        self._absent.clear()
-        self._asked.clear()
 
     def fault(self, reason: str, writing: bool = False) -> None:
         """Count a fault; after so many in a row the tier is left alone for a while."""
@@ -348,20 +321,6 @@ class SlowTier:
             then(outcome)
 
         return learned
-
-    def _answer(self, key: bytes) -> Callable[[Outcome], None]:
-        def answered(outcome: Outcome) -> None:
-            if key not in self._asked:  # everything was forgotten meanwhile
-                return
-            self._asked.discard(key)
-            if outcome.reason:
-                self.fault(outcome.reason)
-            if outcome.record is None or self.adopt(outcome.record) is None:
-                if len(self._absent) >= MOST_ABSENT:
-                    self._absent.clear()
-                self._absent[key] = self.clock.now_s() + KNOWN_FOR_S
-
-        return answered
 
     def _measured(self, outcome: Outcome) -> None:
         if outcome.reason:

@@ -77,7 +77,7 @@ class LayerLoads:
     def takes(self, request: Request, keys: Sequence[TierKey]) -> bool:
         """Whether these keys can come by layers, and shall; after a failure they come whole."""
         several = self.on and self.num_slices > 1 and request.request_id not in self._failed
-        return several and self.hierarchy.comes_in_slices(keys, self.num_slices)
+        return several and self.hierarchy.by_slices.possible(keys, self.num_slices)
 
     def expect(self, found: Found) -> None:
         """A load has begun; its request is admitted next, or given up."""
@@ -99,7 +99,9 @@ class LayerLoads:
         assert found.coming is not None
         places = [self.store.place(each) for each in parts]
         direct = [place for place in places if place is not None]
-        self.hierarchy.begin_load(found.coming.job_id, direct if len(direct) == len(parts) else [])
+        self.hierarchy.by_slices.begin(
+            found.coming.job_id, direct if len(direct) == len(parts) else []
+        )
         self._loads.append(LayerLoad(request, found, found.coming, parts))
 
     def arrive(self, layer: int) -> None:
@@ -116,7 +118,7 @@ class LayerLoads:
         self.arrive(self.slices.num_layers - 1)  # where a step computed nothing
         self.last = self._timeline(ended_s)
         for load in self._loads:
-            load.tiers, _ = self.hierarchy.progress(load.pending.job_id)
+            load.tiers, _ = self.hierarchy.by_slices.progress(load.pending.job_id)
             self.hierarchy.complete_load(load.pending.job_id)
         self._failed |= {load.request.request_id for load in self._loads if load.failed}
         loads, self._loads, self._waits, self._num_done = self._loads, [], [], 0
@@ -140,20 +142,20 @@ class LayerLoads:
 
     def _copy(self, load: LayerLoad, number: int) -> bool:
         """Whether one slice of all pages came whole, and lies in their blocks now."""
-        load.late = not self.hierarchy.wait_slices(load.pending.job_id, number + 1, self.most_s)
+        load.late = not self.hierarchy.by_slices.wait(load.pending.job_id, number + 1, self.most_s)
         if load.late:
             return False
 
         def write(page: int, piece: np.ndarray) -> None:
             self.store.write_pieces(self.slices.places(load.parts[page], number), piece)
 
-        return self.hierarchy.copy_slices(load.pending.job_id, number, write)
+        return self.hierarchy.by_slices.copy(load.pending.job_id, number, write)
 
     def _timeline(self, ended_s: float) -> LayerTimeline:
         begun_s = min(load.pending.start_s for load in self._loads)
         spans: list[SliceSpan] = []
         for load in self._loads:
-            spans += self.hierarchy.progress(load.pending.job_id)[1]
+            spans += self.hierarchy.by_slices.progress(load.pending.job_id)[1]
         starts = np.array([wait[1] for wait in self._waits[1:]] + [ended_s]) - begun_s
         waits = [(layer, start - begun_s, end - begun_s) for layer, start, end in self._waits]
         return LayerTimeline(

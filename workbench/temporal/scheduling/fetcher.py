@@ -5,7 +5,7 @@ are taken only when it is admitted (vLLM #45388: parked loads must not hold what
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,13 +16,14 @@ from workbench.cache.page_store import PageStore
 from workbench.cache.placement import facts_of
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit
-from workbench.cache.row_slices import Part, RowSlices
+from workbench.cache.row_slices import RowSlices
 from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
 from workbench.request import Request
 from workbench.temporal.overlap.layer_loads import LayerLoads
 from workbench.temporal.scheduling.finding import Finding
 from workbench.temporal.scheduling.lineages import Lineages
 from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Found, Loaded, PendingLoad
+from workbench.temporal.scheduling.page_filling import PageFilling
 from workbench.temporal.scheduling.prefetch import Prefetch, Prestage
 from workbench.temporal.scheduling.retrieval import PartialStart, Retrieval
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
@@ -56,6 +57,7 @@ class Fetcher:
         self.lineages = Lineages(self.manager, self.hierarchy)
         self.finding = Finding(self.manager, self.hierarchy, self.lineages, self.prefetch)
         self.worth = Worth(self.hierarchy, self.recompute_s, self.counters)
+        self.filling = PageFilling(self.manager, self.store, self.counters, self.recompute_s)
         self.layers = LayerLoads(self.store, self.hierarchy, self.slices, self.now_s)
         self.retrieval = Retrieval(
             self.manager, self.store, self.hierarchy, self.counters, self.now_s, self.on_load
@@ -218,7 +220,7 @@ class Fetcher:
         """A request was not admitted after all: what comes by layers is waited for as a whole."""
         coming = self.layers.give_up(request)
         if coming is not None:
-            self.hierarchy.begin_load(coming.job_id)
+            self.hierarchy.by_slices.begin(coming.job_id)
             self._pending[coming.job_id] = coming
         return coming is not None
 
@@ -237,19 +239,20 @@ class Fetcher:
 
     def restore(self, request: Request, record: SwapRecord | PartialStart) -> bool:
         """Give a swapped request its pages back; False (no room) changes nothing."""
+        loaded = self._loaded.get(request.request_id)
         if isinstance(record, PartialStart):
             admitted = self.retrieval.admit(request, record)
             if admitted:
-                pages = self._loaded[request.request_id].pages
-                self.write_pages(request, len(record.rows), [pages[key] for key in record.keys])
+                assert loaded is not None, "a prefix with holes begins with what was loaded"
+                pages = [loaded.pages[key] for key in record.keys]
+                self.filling.write(request, len(record.rows), pages, loaded)
             return admitted
         fresh = self.swaps.restore(request, record)
         if fresh is None:
             return False
-        loaded = self._loaded.get(request.request_id)
         for page, key in fresh.items():
             assert loaded is not None, "a swapped page is neither in HBM nor loaded"
-            self.write_pages(request, page, [loaded.pages[key]])
+            self.filling.write(request, page, [loaded.pages[key]], loaded)
         return True
 
     def usable_pages(self, request: Request, hit: PrefixHit) -> Found:
@@ -274,9 +277,9 @@ class Fetcher:
     def place(self, request: Request, first: int, found: Found) -> None:
         """Fill the request's blocks from page `first` on: now, or layer by layer in this step."""
         if found.coming is None:
-            self.write_pages(request, first, found.pages)
+            self.filling.write(request, first, found.pages, self._loaded[request.request_id])
             return
-        parts = [self._moved_parts(request, first + at) for at in range(found.num_pages)]
+        parts = [self.filling.parts(request, first + at) for at in range(found.num_pages)]
         self.layers.begin(request, parts)
 
     def end_layers(self) -> list[Request]:
@@ -289,30 +292,11 @@ class Fetcher:
                 if load.late:
                     self._no_fetch.add(load.request.request_id)
                 continue
-            self._count_used(load.tiers)
+            self.filling.count(load.tiers)
             self.manager.publish(load.request, load.request.num_computed_tokens)
             tiers = dict(zip(load.found.keys, load.tiers, strict=True))
             self.on_load(load.request, tiers, load.wait_s)
         return failed
-
-    def write_pages(self, request: Request, first: int, pages: list[np.ndarray]) -> None:
-        """Copy loaded pages into the request's blocks from page `first` on."""
-        for at, page in enumerate(pages):
-            self.store.write_row(self._moved_parts(request, first + at), page)
-        tiers = self._loaded[request.request_id].tiers
-        self._count_used([tiers[id(page)] for page in pages])
-
-    def _moved_parts(self, request: Request, page: int) -> list[Part]:
-        """Where a page of a request that moves up at this step lies."""
-        ids = self.manager.requests[request.request_id].row_at(page)
-        self.manager.pool.moved_step[[i for i in ids if i >= 0]] = self.manager.pool.step
-        return self.manager.parts(ids)
-
-    def _count_used(self, tiers: Sequence[str]) -> None:
-        """Count fetched pages that a request has taken, each from its tier."""
-        block_tokens = self.manager.block_size
-        each_s = self.recompute_s(block_tokens) or 0.0
-        self.counters.used(Counter(tiers), block_tokens, each_s)
 
     # ---- the way out
 
