@@ -49,6 +49,7 @@ class Tokenizer:
         self.vocab_size = raw.get_vocab_size()
         text = raw.to_str() + json.dumps(info.to_json(), sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        self._texts: dict[int, str] = {}  # of single tokens, as they were asked for
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of a text; `add_special` puts the start token first if the model wants one."""
@@ -64,7 +65,10 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token as readable text."""
-        return self.decode([token_id])
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id])
+        return text
 
     def stream(self, prompt_ids: Sequence[int] = ()) -> "DecodeStream":
         """An incremental decoder that continues after `prompt_ids`."""

@@ -56,11 +56,8 @@ class DiskSlices:
         self._skipped = memoryview(aligned_empty(ALIGN))  # type: ignore[arg-type]
         self._views = [memoryview(out) for out in outs]  # type: ignore[arg-type]
         blocks = self.slice_bytes // ALIGN
-        starts = [_starts(page.runs, blocks, count) for page in placed]
-        self._calls = [
-            _joined([page[number] for page in starts], self.slice_bytes) for number in range(count)
-        ]
-        if sum(map(len, self._calls)) * LEAST_JOINED > count * len(placed):
+        self._starts = [_starts(page.runs, blocks, count) for page in placed]
+        if len(self._calls(count - 1)) * LEAST_JOINED > len(placed):
             raise ValueError("slices are no neighbours")
 
     def read(self, number: int) -> tuple[int, list[int]]:
@@ -68,7 +65,8 @@ class DiskSlices:
         size = self.slice_bytes
         begin, end = number * size, (number + 1) * size
         failed: list[int] = []
-        for call in self._calls[number]:
+        calls = self._calls(number)  # not before: the first slice is waited for
+        for call in calls:
             views = [self._views[page][begin:end] for page in call.pages]
             if call.skip:
                 skipped = self._skipped[: call.skip]
@@ -79,11 +77,18 @@ class DiskSlices:
                 moved = 0
             if moved != call.num_bytes(size):
                 failed += call.pages
-        return len(self._calls[number]), failed
+        return len(calls), failed
+
+    def _calls(self, number: int) -> list[_Call]:
+        """The calls for one slice."""
+        return _joined([page[number] for page in self._starts], self.slice_bytes)
 
 
 def _starts(runs: Sequence[Run], blocks: int, count: int) -> list[int]:
     """Byte in the file of each slice of so many blocks; ValueError where a run ends inside one."""
+    lengths = [length for _, length in runs]
+    if lengths == [blocks + 1] + [blocks] * (count - 1):  # layer first, as long as it is not full
+        return [(start + (not at)) * ALIGN for at, (start, _) in enumerate(runs)]
     ends = list(accumulate(length for _, length in runs))
     found, at = [], 0
     for number in range(count):

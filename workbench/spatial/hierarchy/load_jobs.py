@@ -83,6 +83,7 @@ class Job:
     keys: tuple[TierKey, ...] = ()
     spans: list[SliceSpan] = field(default_factory=list)
     sources: list[Source | None] = field(default_factory=list)  # of its slices
+    watched: list[Slot] = field(default_factory=list)  # one of those that come together
     verify_s: float = 0.0
     load: Load = Load(0)
 
@@ -137,6 +138,11 @@ class LoadJobs:
         if pages:
             job.ready_at_s = mover.dram_bucket.reserve(sum(pages), job.start_s)
         self.reads.start(reads, job.num_slices, job.load, job.spans.append)
+        together: dict[int, Slot] = {}
+        for slot in job.slots:
+            progress = slot.read.progress if slot.read is not None else None
+            together[id(progress or slot)] = slot
+        job.watched = list(together.values())
 
     def deliver(self) -> list[LoadResult]:
         """Results of the jobs whose pages are all there, each page verified just now."""
@@ -173,11 +179,11 @@ class LoadJobs:
         return self._jobs[job_id]
 
     def arrived(self, job: Job, num_slices: int) -> bool:
-        """Whether so many leading slices of every page are there, or never will be."""
+        """Whether so many leading slices of every page are there, or one never will be."""
         paced_s = (job.ready_at_s - job.start_s) * num_slices / job.num_slices
         if self._mover.clock.now_s() < job.start_s + paced_s:
             return False
-        return all(slot.arrived(num_slices) for slot in job.slots)
+        return all(slot.arrived(num_slices) for slot in job.watched)
 
     def _pin_source(self, slot: Slot) -> None:
         mover = self._mover
