@@ -26,7 +26,6 @@ def show_own(page: Page) -> None:
         _file(page, path)
     if len(files) == MOST_FILES:
         st.caption(texts("tiers.own_many", n=MOST_FILES))
-    st.button(texts("tiers.own_look"), key="own_look")
 
 
 def _file(page: Page, path: Path) -> None:

@@ -36,18 +36,18 @@ def test_a_file_is_shown_run_and_chosen(
     assert text.strip() in codes(app)[1] and "mine" not in knob(app, "tiers.policy").options
     assert owner.client.own_names == {}, "nothing has run yet"
     checked(app.button(key="own_run_file").click().run())
-    assert "file.py has registered mine: choose it as policy." in words(app).replace("*", "")
+    assert "file.py has registered mine: choose it as the policy." in words(app)
     assert "Registered: mine." in words(app) and "mine" in knob(app, "tiers.policy").options
     checked(knob(app, "tiers.policy").set_value("mine").run())
     assert owner.client.tiers().placement.policy == "mine"
 
     path.write_text("def register(registry):\n    nonsense()\n")
-    checked(app.button(key="own_look").click().run())
+    checked(app.button(key="tiers_refresh").click().run())
     checked(app.button(key="own_run_file").click().run())
     assert "file.py, line 2, ended with NameError" in words(app)
     assert owner.client.tiers().placement.policy == "mine" and owner.client.own_names
     path.chmod(0o666)
-    checked(app.button(key="own_look").click().run())
+    checked(app.button(key="tiers_refresh").click().run())
     assert "can be written by anybody" in words(app)
     assert all(button.key != "own_run_file" for button in app.button)
     owner.client.apply({"tiers.policy": "lru"})
