@@ -80,7 +80,8 @@ def bench_engine(
         "cache.prefix_caching": False,
         "model.max_model_len": max(64, num_tokens + page_tokens),
         "scheduling.max_num_seqs": num_seqs,
-        "scheduling.token_budget": MAX_CHUNK, "scheduling.chunk_tokens": MAX_CHUNK,
+        "scheduling.token_budget": MAX_CHUNK + num_seqs,  # whole chunks, decoding beside them
+        "scheduling.chunk_tokens": MAX_CHUNK,
     }  # fmt: skip
     settings |= {path.replace("__", "."): value for path, value in changes.items()}
     engine = Engine(replace_settings(EngineConfig(), settings), model)
