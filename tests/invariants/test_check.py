@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from tests.engine.harness import Runner, build, model, tokens
+from workbench.config import all_settings
 from workbench.lab.check import Check, measure
 from workbench.lab.planted import PLANTED, catch
+from workbench.lab.random_changes import CHANGES
 from workbench.lab.random_load import ABORT_STATES
 
 
@@ -19,6 +21,17 @@ def test_random_run_violates_nothing(seed: int) -> None:
     assert check.violations == []
     assert check.engine.log.totals["preempt"] > 10 and check.counts["evictions"] > 50
     assert check.counts["compared"] > 0
+
+
+def test_every_setting_is_changed_but_those_that_name_what_is_not_there() -> None:
+    changed = {path for changes in CHANGES.values() for each in changes for path in each}
+    named = {
+        "model.path", "model.weight_format", "model.num_threads", "cache.calibration",
+        "cache.rank_plan", "tiers.disk_path", "tiers.disk_transport", "tiers.shared_address",
+    }  # fmt: skip
+    folders = {"tiers.object_url"}  # of the run's own
+    assert changed.isdisjoint(named | folders)
+    assert changed | named | folders == set(all_settings())
 
 
 @pytest.mark.parametrize("name", PLANTED)
