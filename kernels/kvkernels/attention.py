@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from kvkernels import prefill
+from kvkernels import few, prefill
 from kvkernels.api import AttentionResult, FormatState, Mass
 from kvkernels.common import rotate
 from kvkernels.decode import FUSED, Factors, FoldedDecode, FusedDecode
@@ -103,6 +103,9 @@ def _attend_batch(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[T
         out = out.view(batch.num_rows, -1).masked_fill(batch.blind, 0.0)
         lse = lse.reshape(batch.num_rows, -1)
         return out, lse.masked_fill(batch.blind, float("-inf")) if call.partial else lse
+    if not prefill.BF16_TILES and not call.partial and call.mass is None:
+        if few.takes(plan, batch, q.dtype):
+            return _few(q if plan.covers_all else _pick(q, batch), arena, call, batch)
     reader = _reader(plan, batch, q.dtype)
     if isinstance(reader, TileReader):
         reader.read(arena, call.layer, call.state)
@@ -141,6 +144,18 @@ def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor,
             call.mass.add_products(query, k, batch, call.factors.score)
         return out, lse
     return bound.run(q, arena, call.layer, call.factors, call.partial, _mass_adder(call, batch))
+
+
+def _few(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Some queries of one request, on buffers that the layers of the step share; no lse."""
+    plan, key = call.plan, (id(batch), "few")
+    bound = plan.readers.get(key)
+    if bound is None:
+        spec = plan.spec
+        share = q.numel() // (batch.num_queries * spec.num_kv_heads * spec.head_dim)
+        bound = plan.readers[key] = few.FewQueries(plan, batch, share)
+    out = bound.run(q, arena, call.layer, call.factors)
+    return out, out
 
 
 def _fuses(batch: Batch) -> bool:

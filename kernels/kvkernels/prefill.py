@@ -54,7 +54,7 @@ def attend_products(
             scores = scratch.get("prefill.scores", shape, torch.float32)
             flat = scores.view(shape[0], -1, seen)
             wide = query[part, :, begin:end].to(torch.float32).reshape(shape[0], -1, dim)
-            with _products_of_bf16():
+            with products_of_bf16():
                 torch.baddbmm(flat, wide, keys[..., :seen], beta=0, alpha=scale, out=flat)
             if mask is not None:
                 scores[..., begin:].add_(mask[: end - begin, : end - begin])
@@ -70,7 +70,7 @@ def attend_products(
 
 
 @contextmanager
-def _products_of_bf16() -> Iterator[None]:
+def products_of_bf16() -> Iterator[None]:
     """Numbers in fp32 that are bf16 numbers are multiplied as such, and summed in fp32: exact.
 
     torch multiplies bf16 tensors as fast but rounds the sums to bf16, too coarse for scores.

@@ -10,7 +10,7 @@ class Stream:
     def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
         self._tokenizer = tokenizer
         self._decoder = tokenizer.stream(request.token_ids)
-        self.pieces = [tokenizer.token_text(token) for token in request.token_ids]
+        self.pieces = tokenizer.token_texts(request.token_ids)
 
     def push(self, token: int) -> str:
         """New text that is complete after this token."""

@@ -70,6 +70,11 @@ class Tokenizer:
             text = self._texts[token_id] = self.decode([token_id])
         return text
 
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as readable text."""
+        known, text = self._texts, self.token_text
+        return [known[token] if token in known else text(token) for token in token_ids]
+
     def stream(self, prompt_ids: Sequence[int] = ()) -> "DecodeStream":
         """An incremental decoder that continues after `prompt_ids`."""
         return DecodeStream(self, prompt_ids)
