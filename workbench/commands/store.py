@@ -43,6 +43,10 @@ def serve(
 
 def default_address() -> str:
     """A socket in this user's own folder for such files."""
+    import warnings
+
     import platformdirs
 
-    return f"ipc://{platformdirs.user_runtime_path('kv-workbench') / 'store'}"
+    with warnings.catch_warnings():  # without XDG_RUNTIME_DIR it takes another folder, which does
+        warnings.simplefilter("ignore")
+        return f"ipc://{platformdirs.user_runtime_path('kv-workbench') / 'store'}"
