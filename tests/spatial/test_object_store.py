@@ -24,7 +24,7 @@ from tests.spatial.media import (
 )  # fmt: skip
 from tests.spatial.medium_contract import CAP, MediumContract, Open, closing
 from workbench.spatial.hierarchy.medium import Get, MediumFault
-from workbench.spatial.hierarchy.object_address import SUBFOLDER, open_store
+from workbench.spatial.hierarchy.object_address import SUBFOLDER, fault_reason, open_store
 from workbench.spatial.hierarchy.object_store import ObjectStore
 from workbench.spatial.hierarchy.record_header import MAGIC, encode_header, storage_name
 
@@ -234,6 +234,13 @@ def test_an_endpoint_that_does_not_answer(s3: str, monkeypatch: pytest.MonkeyPat
         assert time.monotonic() - start < 10
     assert caught.value.reason == "unreachable"
     assert SECRET not in str(caught.value)
+
+
+def test_an_address_in_a_fault_is_no_reason() -> None:
+    told = "error sending request for url (http://127.0.0.1:41639/NoSuchBucket/quota)"
+    assert fault_reason(OSError(told)) == "unreachable"
+    refused = "Server returned non-2xx status code: 416 Range Not Satisfiable: <Error></Error>"
+    assert fault_reason(OSError(f"http://127.0.0.1:80/x {refused}")) == "truncated"
 
 
 def test_a_server_that_goes_away(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from workbench.spatial.hierarchy.addresses import has_userinfo, is_loopback
 from workbench.spatial.hierarchy.medium import MediumFault
 
 SUBFOLDER = "kv-workbench-objects"
+_ADDRESS = re.compile(r"https?://[^\s)\"']+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _OTHER_CREDENTIALS = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -146,8 +147,8 @@ def fault_reason(error: Exception) -> str:
         return "gone"
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         return "unauthorised"
-    text = str(error)
-    if "InvalidRange" in text or "range was invalid" in text or "416" in text[:400]:
+    text = _ADDRESS.sub("", str(error))  # a port may hold any digits, and a name any word
+    if any(word in text for word in ("InvalidRange", "range was invalid", "416 Range")):
         return "truncated"
     if "No space left" in text or "quota" in text.lower():
         return "disk_full"
