@@ -70,31 +70,44 @@ def run_policy(name: str, text: str, registry: Registry, before: list[Name]) -> 
     trial = registry.without(before)
     module = ModuleType(MODULE_PREFIX + name)
     module.__file__ = f"{name}.py"
+    earlier = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module  # dataclasses look for their module there
     try:
-        exec(compile(text, module.__file__, "exec"), vars(module))
+        _run(module, text, trial)
+        added = trial.added_to(registry.without(before))
+        if not added:
+            raise SettingError(
+                f"policy file {name}.py registers nothing: call registry.register in its register"
+            )
+    except SettingError:
+        del sys.modules[module.__name__]
+        if earlier is not None:
+            sys.modules[module.__name__] = earlier
+        raise
+    registry.adopt(trial)
+    return added
+
+
+def _run(module: ModuleType, text: str, registry: Registry) -> None:
+    """Run a file's text as its module, then its `register`; what it raises is a SettingError."""
+    file = str(module.__file__)
+    try:
+        exec(compile(text, file, "exec"), vars(module))
         register = getattr(module, "register", None)
         if not callable(register):
             raise SettingError(
-                f"policy file {name}.py has no function register: give it one, "
+                f"policy file {file} has no function register: give it one, "
                 'register(registry), that calls registry.register("placement", "mine", Mine)'
             )
-        register(trial)
+        register(registry)
     except SettingError:
         raise
     except (Exception, SystemExit) as error:
-        line = _line_of(error, module.__file__)
+        line = _line_of(error, file)
         raise SettingError(
-            f"policy file {name}.py{line} ended with {type(error).__name__}: {error}: correct it, "
+            f"policy file {file}{line} ended with {type(error).__name__}: {error}: correct it, "
             "and load it again"
         ) from error
-    added = trial.added_to(registry.without(before))
-    if not added:
-        raise SettingError(
-            f"policy file {name}.py registers nothing: call registry.register in its register"
-        )
-    registry.adopt(trial)
-    return added
 
 
 def _line_of(error: BaseException, file: str) -> str:

@@ -1,5 +1,6 @@
 """Policy files of the user's own: what is read, what is run, and what never takes effect."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,10 @@ def test_a_file_loaded_again_replaces_what_it_had_registered() -> None:
     assert first == second == [("placement", "mine")]
     new = registry.create("placement", "mine")
     assert (old.keep(None, None, []), new.keep(None, None, [])) == (1.0, 2.0)
+    running = sys.modules[new.__class__.__module__]
+    with pytest.raises(SettingError, match="registers nothing"):
+        run_policy("mine", "def register(registry): pass", registry, second)
+    assert sys.modules[new.__class__.__module__] is running, "what runs keeps its module"
     third = run_policy("mine", POLICY.format(worth=2.0, name="other"), registry, second)
     assert third == [("placement", "other")] and "mine" not in registry.names("placement")
 
