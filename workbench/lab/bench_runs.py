@@ -9,6 +9,7 @@ from typing import Any
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
+from workbench.engine.heap import settle_heap
 from workbench.lab.figures import Figure, Provenance
 from workbench.model.load import LoadedModel, load_model
 from workbench.model.random_launch import random_model
@@ -54,7 +55,9 @@ def bench_model(weight_format: str, random_layers: int = 0) -> LoadedModel:
     """The default model in a weight format, or a small random one, for tests of the benches."""
     if random_layers:
         return random_model(random_layers)
-    return load_model(weight_format=weight_format)
+    model = load_model(weight_format=weight_format)
+    settle_heap()  # as the engine's process does
+    return model
 
 
 def bench_engine(

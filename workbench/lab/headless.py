@@ -10,6 +10,7 @@ import msgspec
 from workbench.cache_control import CacheUsage
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
+from workbench.engine.heap import settle_heap
 from workbench.engine.process.host import EngineHost
 from workbench.engine.process.protocol import (
     Announcement,
@@ -97,6 +98,7 @@ def serve(
     host = EngineHost(clock, recorder, first_request_number=1, policies=policies)
     try:
         host.adopt(config, load_model(config.model.path, config.model.weight_format))
+        settle_heap()
         start_s, start_cpu_s = clock.now_s(), clock.cpu_s()
         host.start_workload(StartWorkload(msgspec.structs.replace(workload, repeat=False)))
         _run_to_the_end(host, recorder, progress)

@@ -16,6 +16,7 @@ import msgspec
 
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
+from workbench.engine.heap import settle_heap
 from workbench.engine.process.commands import Call, CommandHandler
 from workbench.engine.process.endpoints import Endpoints, LaunchOptions
 from workbench.engine.process.host import EngineHost
@@ -184,6 +185,7 @@ class EngineServer:
                 milliseconds = (self.wall.now_s() - started_s) * 1e3
                 self.transport.answer(*call, self.host.reloaded(self.config, milliseconds))
             self.config = loader.config
+        settle_heap()
         self.set_threads()
         self.set_paused(self.paused)
         self.handler.handle_parked()
