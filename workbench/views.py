@@ -87,10 +87,15 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One running request against the same text in full precision."""
+    """One running request against the same text in full precision.
+
+    KL and agreement are means over the `num_scored_tokens` of `num_positions` that read something
+    compressed or evicted; where none does, over all.
+    """
 
     request_id: str
     num_scored_tokens: int
+    num_positions: int
     kl_mean: float
     kl_last: float
     agreement: float

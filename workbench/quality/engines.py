@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
+from workbench.engine.compressed_reads import full_format
 from workbench.engine.engine import Engine
 from workbench.errors import RequestError, SettingError
 from workbench.model.load import LoadedModel
@@ -60,7 +61,7 @@ def check_changes(changes: Changes) -> None:
 
 def full_changes(model: LoadedModel) -> Changes:
     """The full-precision cache: pages in the compute dtype, nothing evicted."""
-    name = "fp32" if model.decoder.compute_dtype == torch.float32 else "bf16"
+    name = full_format(model.decoder.compute_dtype)
     return {"cache.k_format": name, "cache.v_format": name, "retention.policy": "none"}
 
 

@@ -69,8 +69,10 @@ export class Shadow {
     const first = shadow.first_differing_token;
     facts(this.list, [
       { name: words("shadow.request"), text: `${shadow.request_id} · ${words(`shadow.${shadow.state}`)}` },
-      { name: words("shadow.kl"), text: `${shadow.kl_mean.toPrecision(2)} (${shadow.kl_last.toPrecision(2)})`,
-        detail: words("shadow.kl.detail", { tokens: count(shadow.num_scored_tokens) }) },
+      { name: words("shadow.scored"), detail: words("shadow.scored.detail"),
+        text: words(shadow.num_scored_tokens ? "shadow.scored.some" : "shadow.scored.none",
+          { scored: count(shadow.num_scored_tokens), all: count(shadow.num_positions) }) },
+      { name: words("shadow.kl"), text: `${shadow.kl_mean.toPrecision(2)} (${shadow.kl_last.toPrecision(2)})` },
       { name: words("shadow.agreement"), text: percent(shadow.agreement) },
       { name: words("shadow.first"), text: first < 0 ? words("shadow.same")
         : words("shadow.differs", { token: significant(first), text: shadow.differing_text }) },
