@@ -42,8 +42,9 @@ def test_positions_before_anything_is_compressed_do_not_count(
 
 
 def test_only_positions_after_an_eviction_count() -> None:
-    view, each = followed({"retention.policy": "sink+window", "retention.budget_tokens": 32,
-                           "retention.sink_tokens": 4, "retention.window_tokens": 8}, 20, 40)  # fmt: skip
+    small = {"budget_tokens": 32, "sink_tokens": 4, "window_tokens": 8, "policy": "sink+window"}
+    changes = {f"retention.{name}": value for name, value in small.items()}
+    view, each = followed(changes, 20, 40)
     assert 0 < view.num_scored_tokens < view.num_positions == 40
     exact = view.num_positions - view.num_scored_tokens
     assert each[:exact] == [0.0] * exact and min(each[exact:]) > 0
@@ -65,7 +66,8 @@ def test_what_bytes_went_through_before_counts_too() -> None:
     request, newest = engine.requests[request_id], np.array([44])
     engine.apply({"cache.k_format": "fp32", "cache.v_format": "fp32"})
     assert reads_compressed(engine, request, newest).all()
-    blocks, label = engine.stack.manager.requests[request_id], engine.stack.manager.keys.format_label
+    manager = engine.stack.manager
+    blocks, label = manager.requests[request_id], manager.keys.format_label
     for lineage, lossy in {
         label: False, f"{label}<fp32@model": False, f"cachegen<{label}": True,
         f"part0.95<{label}": True, f"{label}<int8@model": True, f"{label}<fp32/int8@model": True,
