@@ -98,3 +98,22 @@ def test_cost_aware_weighs_the_time_to_compute_again_by_a_rows_own_bytes() -> No
     told = [pool.ranked.cost(row) for row in rows]
     assert [cost / told[0] for cost in told] == pytest.approx([cost / each[0] for cost in each],
                                                               rel=1e-2)  # fmt: skip
+
+
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_what_a_leaf_is_follows_the_index(index: str) -> None:
+    """Also where a row comes back in front of one that continues it, and after a recode."""
+    runner = Runner(build({"cache.hbm_budget_mib": pages(34), "cache.eviction": "fifo",
+                           "cache.index": index}))  # fmt: skip
+    shared = tokens(16)
+    for seed in range(12):
+        runner.one(shared + tokens(4 * (seed % 5), seed), 2)
+        if seed == 6:
+            head = next(row for row in runner.engine.stack.pool.index.rows() if not row.page)
+            runner.engine.stack.pool.forget(head)
+        if seed == 9:
+            runner.engine.apply({"cache.k_format": "int8", "cache.v_format": "int8"})
+        pool = runner.engine.stack.pool
+        for row in pool.index.rows():
+            leaf = not pool.index.num_children(row)
+            assert pool.ranked._is_leaf[row.blocks[0]] == leaf, (seed, row.page)

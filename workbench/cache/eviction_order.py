@@ -47,12 +47,15 @@ class RankedRows:
         self._order = order
         self._work = work
         self._slot = np.zeros(len(pool.row_of), np.int64)  # of the row that a cached block is in
+        self._is_leaf = np.ones(len(pool.row_of), bool)  # by slot: no cached row continues it
         for row in sorted(pool.index.rows(), key=lambda row: pool.last_used[row.blocks[0]]):
             self.inserted(row)
 
     def inserted(self, row: Row) -> None:
         """A row is visible."""
         self._slot[list(row.blocks)] = row.blocks[0]
+        self._is_leaf[row.blocks[0]] = not self._pool.index.num_children(row)
+        self._note_parent(row)
         self._order.inserted(row.blocks[0], row.key, self.cost(row))
 
     def cost(self, row: Row) -> float:
@@ -71,7 +74,15 @@ class RankedRows:
 
     def removed(self, row: Row) -> None:
         """A row is hidden."""
+        self._note_parent(row)
         self._order.removed(row.blocks[0])
+
+    def _note_parent(self, row: Row) -> None:
+        """Whether what a row continues is a leaf now."""
+        index = self._pool.index
+        parent = index.get(row.parent_key) if row.parent_key else None
+        if parent is not None:
+            self._is_leaf[parent.blocks[0]] = not index.num_children(parent)
 
     def victim(self, cls: int, kept: np.ndarray | None = None) -> int:
         """The cached, unreferenced block of a class that goes next; there must be one.
@@ -81,17 +92,10 @@ class RankedRows:
         idle = self._idle(cls)
         if kept is not None and (idle & ~kept).any():
             idle &= ~kept
-        candidates, first = self._slots(idle), -1
-        while candidates.any():
-            slot = self._order.choose(candidates)
-            row = self._pool.row_of[slot]
-            assert row is not None, f"slot {slot} is cached without a row"
-            block = next(block for block in row.blocks if idle[block])
-            if not self._pool.index.num_children(row):
-                return block
-            first = block if first < 0 else first
-            candidates[slot] = False
-        return first
+        candidates = self._slots(idle)
+        leaves = candidates & self._is_leaf
+        row = self._row(self._order.choose(leaves if leaves.any() else candidates))
+        return next(block for block in row.blocks if idle[block])
 
     def walk(self, cls: int) -> list[int]:
         """Cached, unreferenced blocks of a class, next victim first (as things stand now)."""
@@ -99,11 +103,14 @@ class RankedRows:
         candidates, order = self._slots(idle), list[int]()
         while candidates.any():
             slot = self._order.choose(candidates)
-            row = self._pool.row_of[slot]
-            assert row is not None, f"slot {slot} is cached without a row"
-            order += [block for block in row.blocks if idle[block]]
+            order += [block for block in self._row(slot).blocks if idle[block]]
             candidates[slot] = False
         return order
+
+    def _row(self, slot: int) -> Row:
+        row = self._pool.row_of[slot]
+        assert row is not None, f"slot {slot} is cached without a row"
+        return row
 
     def _idle(self, cls: int) -> np.ndarray:
         """Cached blocks of a class that no table holds, bool [num_blocks]."""
