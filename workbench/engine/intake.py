@@ -33,7 +33,7 @@ class Intake:
         request_id = spec.request_id or self._next_name()
         if request_id in engine.requests:
             raise RequestError(f"request {request_id} is running already: choose another id")
-        request = Request(request_id, spec, tokens, engine.clock.now_s())
+        request = Request(request_id, spec, tokens, engine.serving.now_s())
         request.owner = self._free_owner()
         request.breakpoints = breakpoints
         return request
@@ -119,7 +119,7 @@ class Intake:
             request.num_cached_tokens = known
             if engine.fetcher.retrieval.has_holes(request):
                 engine.retainer.resume(request)
-            request.first_scheduled_s = engine.clock.now_s()
+            request.first_scheduled_s = engine.serving.now_s()
             engine.metrics.prompt_tokens += request.num_tokens
             engine.metrics.hit_tokens += known
             request.miss = engine.misses.explain(
