@@ -36,7 +36,7 @@ class PageClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierView(msgspec.Struct, frozen=True, kw_only=True):
-    """Occupancy and traffic of one tier; rates in bytes/s over the last two seconds."""
+    """Occupancy and traffic of one tier; rates in bytes/s over the engine's last two seconds."""
 
     name: str  # G1, G2, G3
     medium: str  # "HBM", "HBM (CPU memory stands in)", "DRAM", "disk"
