@@ -61,7 +61,10 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`."""
+    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`.
+
+    `gather_ms` and `dequant_ms` are None on a GPU: they happen inside the attention kernel.
+    """
 
     step: int
     num_prefill_tokens: int
@@ -71,8 +74,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ms: float
     attention_ms: float
     linears_ms: float
-    gather_ms: float
-    dequant_ms: float
+    gather_ms: float | None
+    dequant_ms: float | None
     scheduler_ms: float
     other_ms: float
 
