@@ -34,7 +34,9 @@ class Intake:
         request_id = spec.request_id or self._next_name()
         if request_id in engine.requests:
             raise RequestError(f"request {request_id} is running already: choose another id")
-        engine.outlet.forget(request_id)  # an ended namesake, whose end would take these things away
+        engine.outlet.forget(
+            request_id
+        )  # an ended namesake, whose end would take these things away
         request = Request(request_id, spec, tokens, engine.clock.now_s())
         request.owner = NO_OWNER  # until it owns blocks
         request.breakpoints = breakpoints
