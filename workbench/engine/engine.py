@@ -8,7 +8,7 @@ import torch
 
 from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.row_slices import row_slices
-from workbench.clock import Clock, RealClock
+from workbench.clock import Clock, RealClock, ServingClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
 from workbench.engine import integrity
@@ -80,8 +80,9 @@ class Engine:
         self.device = model.decoder.device  # the cache lies where the weights are
         self.calibration = find_calibration(config, model)
         self.log = EventLog(self.clock, on_kv_events, config.cache.block_size, last_event_seq)
-        self.metrics = Metrics(self.clock)
-        self.recorder = StepRecorder(self.clock)
+        self.serving = ServingClock(self.clock)  # latencies and rates are of this one
+        self.metrics = Metrics(self.serving)
+        self.recorder = StepRecorder(self.serving)
         self.misses = MissExplainer()
         self.lifetimes = Lifetimes(self.clock)  # outlives a rebuild, as the tiers do
         self.watchdog = Watchdog()
@@ -247,7 +248,8 @@ class Engine:
         logits = hand_out(self.tap, batch, logits)
         tokens = sample(logits, batch.logit_requests)
         if self.shadow is not None:
-            self.shadow.follow(batch, logits, tokens)
+            with self.serving.aside():
+                self.shadow.follow(batch, logits, tokens)
         for request, token in zip(batch.logit_requests, tokens, strict=True):
             self.outlet.isolated(request, self.outlet.deliver, request, token)
         for request in batch.requests:

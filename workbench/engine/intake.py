@@ -34,10 +34,8 @@ class Intake:
         request_id = spec.request_id or self._next_name()
         if request_id in engine.requests:
             raise RequestError(f"request {request_id} is running already: choose another id")
-        engine.outlet.forget(
-            request_id
-        )  # an ended namesake, whose end would take these things away
-        request = Request(request_id, spec, tokens, engine.clock.now_s())
+        engine.outlet.forget(request_id)  # an ended namesake's end takes nothing from this one
+        request = Request(request_id, spec, tokens, engine.serving.now_s())
         request.owner = NO_OWNER  # until it owns blocks
         request.breakpoints = breakpoints
         return request
@@ -130,7 +128,7 @@ class Intake:
             request.num_cached_tokens = known
             if engine.fetcher.retrieval.has_holes(request):
                 engine.retainer.resume(request)
-            request.first_scheduled_s = engine.clock.now_s()
+            request.first_scheduled_s = engine.serving.now_s()
             engine.metrics.prompt_tokens += request.num_tokens
             engine.metrics.hit_tokens += known
             request.miss = engine.misses.explain(

@@ -31,7 +31,7 @@ class Outlet:
     def deliver(self, request: Request, token: int) -> None:
         """A sampled token: time it, turn it into text, and end the request if it is the last."""
         engine = self._engine
-        now = engine.clock.now_s()
+        now = engine.serving.now_s()
         request.token_ids.append(token)
         if request.first_token_s is None:
             request.first_token_s = now
