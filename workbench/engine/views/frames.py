@@ -17,7 +17,7 @@ from workbench.engine.views.rates import Rates
 from workbench.engine.views.tier_grids import TierGrids
 from workbench.engine.views.tier_report import medium_name
 from workbench.engine.views.token_blocks import token_blocks
-from workbench.snapshot import Snapshot, TierGrid, encode_frame
+from workbench.snapshot import NO_OWNER, Snapshot, TierGrid, encode_frame
 from workbench.spatial.hierarchy.counters import TierStats
 from workbench.views import LedgerLine, Number, PageClassView, TierView
 
@@ -86,7 +86,9 @@ class FrameBuilder:
             weight_bytes=decoder.weight_bytes,
             block_size=engine.config.cache.block_size,
             owner_labels={
-                str(request.owner): request.request_id for request in engine.requests.values()
+                str(request.owner): request.request_id
+                for request in engine.requests.values()
+                if request.owner != NO_OWNER
             },
             classes=_classes(self.tiers.specs),
             grid=grids,
