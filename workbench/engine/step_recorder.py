@@ -32,7 +32,8 @@ class StepRecorder:
     def finish(self, step: int, batch: ForwardBatch) -> StepView:
         """The step is over: its parts in ms."""
         timing, timers = self._timing, self._timing.timers
-        attention_s, computed_s = timing.attention.seconds(), timing.forward.seconds() - timing.load_s
+        attention_s = timing.attention.seconds()
+        computed_s = timing.forward.seconds() - timing.load_s
         wall_s = self._clock.now_s() - self._started_s
         fused = timing.attention.on_gpu  # one kernel reads pages, decodes and attends
         scheduler_s = self._scheduled_s - self._started_s
