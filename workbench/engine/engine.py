@@ -107,6 +107,7 @@ class Engine:
             tell=self.log.tell,
             max_slots=self.retainer.max_slots,
         )
+        self.scheduler.before_admit = self.intake.give_owner
         self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
         self.hierarchy = self._build_hierarchy()
