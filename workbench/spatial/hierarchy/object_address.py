@@ -23,6 +23,8 @@ from workbench.spatial.hierarchy.medium import MediumFault
 
 SUBFOLDER = "kv-workbench-objects"
 _ADDRESS = re.compile(r"https?://[^\s)\"']+")
+_STATUS = re.compile(r"status code: (\d{3})")
+_REASONS = {"401": "unauthorised", "403": "unauthorised", "416": "truncated", "507": "disk_full"}
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _OTHER_CREDENTIALS = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -154,7 +156,10 @@ def fault_reason(error: Exception) -> str:
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         return "unauthorised"
     text = _ADDRESS.sub("", str(error))  # a port may hold any digits, and a name any word
-    if any(word in text for word in ("InvalidRange", "range was invalid", "416 Range")):
+    answered = _STATUS.search(text)
+    if answered and answered[1] in _REASONS:  # listing tells it in no other way
+        return _REASONS[answered[1]]
+    if any(word in text for word in ("InvalidRange", "range was invalid")):
         return "truncated"
     if "No space left" in text or "quota" in text.lower():
         return "disk_full"
