@@ -27,6 +27,7 @@ class HostMemory:
         self.live_bytes = 0
         self.spare_bytes = 0
         self._spare: dict[int, list[np.ndarray]] = {}
+        self._unwritten: dict[int, int] = {}  # of spare buffers by size: the first so many
         self._slabs: dict[int, tuple[mmap.mmap, int]] = {}  # of a buffer's id: slab and offset
 
     def take(self, num_bytes: int) -> np.ndarray:
@@ -34,8 +35,7 @@ class HostMemory:
         if not self._spare.get(num_bytes):
             self._trim(self.limit_bytes - num_bytes)
             self._allocate(num_bytes)
-        buffer = self._spare[num_bytes].pop()
-        self.spare_bytes -= num_bytes
+        buffer = self._pop(num_bytes)
         self.live[id(buffer)] = buffer
         self.live_bytes += num_bytes
         return buffer
@@ -54,6 +54,19 @@ class HostMemory:
         self.limit_bytes = limit_bytes
         self._trim(limit_bytes)
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of kept buffers that nobody has had yet."""
+        return sum(size * count for size, count in list(self._unwritten.items()))
+
+    def _pop(self, num_bytes: int) -> np.ndarray:
+        """The buffer of a size that was kept last; those that were never out lie below the rest."""
+        buffer = self._spare[num_bytes].pop()
+        self.spare_bytes -= num_bytes
+        left = len(self._spare[num_bytes])
+        self._unwritten[num_bytes] = min(self._unwritten.get(num_bytes, 0), left)
+        return buffer
+
     def _keep(self, buffer: np.ndarray) -> None:
         self._spare.setdefault(buffer.nbytes, []).append(buffer)
         self.spare_bytes += buffer.nbytes
@@ -65,6 +78,7 @@ class HostMemory:
         count = min(room, SLAB_BYTES) // step if step else 0
         if count * step < HUGE_PAGE_BYTES or count < 2:
             self._keep(aligned_empty(num_bytes))
+            self._unwritten[num_bytes] = 1
             return
         # Private: what is shared lies in shared memory, which has no huge pages by default.
         slab = mmap.mmap(-1, count * step, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -74,6 +88,7 @@ class HostMemory:
             buffer = np.frombuffer(slab, np.uint8, num_bytes, at * step)
             self._slabs[id(buffer)] = slab, at * step
             self._keep(buffer)
+        self._unwritten[num_bytes] = count
 
     def _free(self, buffer: np.ndarray) -> None:
         """Forget a buffer; its part of a slab goes back to the system now, not with the slab."""
@@ -84,8 +99,7 @@ class HostMemory:
     def _trim(self, limit_bytes: int) -> None:
         while self.spare_bytes and self.live_bytes + self.spare_bytes > limit_bytes:
             num_bytes = max(size for size, spare in self._spare.items() if spare)
-            self._free(self._spare[num_bytes].pop())
-            self.spare_bytes -= num_bytes
+            self._free(self._pop(num_bytes))
 
 
 class Staging:
