@@ -1,4 +1,4 @@
-"""What the ledger claims against what the operating system counts: two figures that can disagree."""
+"""What the ledger claims beside what the operating system counts: the two can disagree."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""The GPU's figures in the strip: all of NVML's where there is one, else one quiet chip with why."""
+"""The GPU's figures in the strip: all that NVML tells; without a GPU one quiet chip says why."""
 
 import msgspec
 import pytest

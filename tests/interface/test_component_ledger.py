@@ -15,7 +15,8 @@ from .component_node import run_node
 
 ROWS = """const { ledgerRows } = await use("ledger");
   const { rows, ...rest } = ledgerRows(frame.snap, words);
-  return { ...rest, rows: rows.map((r) => [r.name, r.text.replace("\\u00a0", " "), r.detail ?? ""]) };"""
+  const plain = (r) => [r.name, r.text.replace("\\u00a0", " "), r.detail ?? ""];
+  return { ...rest, rows: rows.map(plain) };"""
 MIB = 2**20
 
 
