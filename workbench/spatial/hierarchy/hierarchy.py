@@ -15,6 +15,7 @@ from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
 from workbench.spatial.hierarchy.entries import EntryTable
+from workbench.spatial.hierarchy.host_memory import HostPins
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
@@ -44,11 +45,12 @@ class Hierarchy:
         clock: Clock,
         on_event: OnEvent,
         make_codec: Callable[[str], Codec | None] = lambda name: None,
+        host_pins: HostPins | None = None,
     ) -> None:
         self.make_codec = make_codec
         self.page_bytes_hint = page_bytes_hint
         self.settings = TierSettings()
-        self.mover = Mover(clock, on_event)
+        self.mover = Mover(clock, on_event, host_pins)
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
         self.by_slices = SliceLoads(self.mover, self.jobs)
@@ -284,7 +286,9 @@ class Hierarchy:
         mover = self.mover
         return HierarchyStats(
             tiers=(
-                tier_stats(G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s),
+                tier_stats(
+                    G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s, way=mover.memory.way
+                ),
                 *(self._stats(tier) for tier in mover.ladder.tiers),
             ),
             staging_used_bytes=mover.staging.used_bytes,
