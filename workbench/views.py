@@ -81,12 +81,16 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the memory ledger, in bytes."""
+    """One line of the memory ledger, in bytes.
 
-    # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
-    name: str
+    `place`: resident in this process, on the device, or reserved and not yet written: then its name
+    begins with `reserved:`.
+    """
+
+    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier
     num_bytes: int
     detail: str = ""
+    place: Literal["process", "device", "reserved"] = "process"
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
