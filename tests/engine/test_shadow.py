@@ -100,7 +100,7 @@ def test_what_the_shadow_takes_is_no_latency_of_the_engine() -> None:
 
     engine.shadow._runner.run = slow
     runner.drain()
-    assert clock.now_s() >= 80.0 and engine.shadow.view().num_scored_tokens == 8
+    assert clock.now_s() >= 80.0 and engine.shadow.view().num_positions == 8
     assert engine.metrics.ttft_ms.values() == [0.0]
     assert engine.metrics.itl_ms.values() == [0.0] * 7
     assert set(engine.metrics.step_ms.values()) == {0.0}
