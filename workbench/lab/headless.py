@@ -163,8 +163,13 @@ def usage_figures(usages: list[CacheUsage]) -> list[Figure]:
 
 
 def engine_figures(snapshot: Snapshot) -> list[Figure]:
-    """The engine's own numbers at the end, with their provenance."""
-    figures = []
+    """The engine's weights and its own numbers at the end, with their provenance."""
+    notes = [snapshot.weight_format, *(note.plain() for note in snapshot.weight_notes)]
+    figures = [
+        Figure(
+            name="weight_bytes", value=snapshot.weight_bytes, unit="bytes", note="; ".join(notes)
+        )
+    ]
     for name, number in snapshot.numbers.items():
         note = ", ".join(part for part in (number.percentile, number.why) if part)
         figures.append(

@@ -71,7 +71,7 @@ def refuse_unread(where: str, unread: Iterable[str], harmless: re.Pattern[str]) 
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise ModelError(
             f"{where} holds the tensor {left[0]!r}{more}, which this decoder does not compute "
-            "with: choose a plain Llama, Qwen2 or Qwen3 model whose configuration names every weight"
+            "with: choose a plain Llama, Qwen2 or Qwen3 model, all of whose weights are known"
         )
 
 
