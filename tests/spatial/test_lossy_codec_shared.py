@@ -1,4 +1,4 @@
-"""A lossy codec on media that other processes read, or a later one: blobs need nothing beside them."""
+"""A codec on media that other processes read, or a later one: blobs need nothing beside them."""
 
 import subprocess
 import sys

@@ -53,8 +53,8 @@ class Codec(Protocol):
     """Encodes one page. `number` names it in a blob for ever; a lossless one has no numerics tag.
 
     Implementations are used by one thread at a time. `shared_bytes`: memory of what its blobs have
-    in common (probability tables). `alone`: no other process reads the blobs of a lossy one, so they
-    may need what it has learned here.
+    in common (probability tables). `alone`: no other process reads the blobs, so they may need what
+    was learned here.
     """
 
     name: str

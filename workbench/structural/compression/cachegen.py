@@ -7,8 +7,8 @@
 A vector has one fp16 scale. Differences get 32 levels in the first layers, which matter more, and
 16 in the others, as LMCache's. Groups never cross a page. Takes pages of bf16 and fp32 numbers. The
 payload names its shapes and its tables; a foreign or damaged one is refused. Where other processes
-read too, the tables are those that every process knows: blobs are 3 % larger (52 pages of the default
-model: 3.81 bits a number, not 3.71), and nothing has to lie beside them. Sources: CacheGen (arXiv
+read too, the tables are those that every process knows: blobs are 3 % larger (3.81 bits a number,
+not 3.71, over 52 pages of the default model) and need nothing beside them. Sources: CacheGen (arXiv
 2310.07240), LMCache's `cachegen_basics`; range coder: `constriction`.
 """
 
