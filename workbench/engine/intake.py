@@ -137,7 +137,7 @@ class Intake:
                 num_loaded_pages * size,
                 engine.stack.manager,
                 caching=engine.scheduler.prefix_caching,
-                gated=engine.fetcher.was_gated(request),
+                not_fetched=engine.fetcher.why_not_fetched(request),
             )
             engine.log.tell(
                 "admit", request.request_id, num_tokens=request.num_tokens, num_cached=known
