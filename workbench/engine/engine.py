@@ -17,6 +17,7 @@ from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.calibrating import find_calibration
 from workbench.engine.commit import commit, roll_back
+from workbench.engine.cuda_pins import CudaPins
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
 from workbench.engine.kv_stream import OnKvEvents
@@ -134,7 +135,10 @@ class Engine:
         """The tiers below HBM; they outlive a rebuild."""
         row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
         make_codec = functools.partial(self.registry.create, "codec")
-        return Hierarchy(self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec)
+        pins = CudaPins() if self.stack.store.arena.is_cuda else None
+        return Hierarchy(
+            self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec, pins
+        )
 
     def replace_stack(self, config: EngineConfig) -> None:
         """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""
@@ -217,7 +221,7 @@ class Engine:
             if not roll_back(self):
                 self._update(batch, logits, mass)
             view = self.recorder.finish(self.num_steps, batch)
-            self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
+            self.metrics.observe_step(view.wall_ms, batch, runner.timing.traffic)
         else:  # loads, or answers of a shared tier, are all there is to wait for
             roll_back(self)
             self.hierarchy.wait_io(WAIT_FOR_LOADS_S)

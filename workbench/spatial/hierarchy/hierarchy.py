@@ -15,6 +15,7 @@ from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
 from workbench.spatial.hierarchy.entries import EntryTable
+from workbench.spatial.hierarchy.host_memory import HostPins
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
@@ -44,11 +45,12 @@ class Hierarchy:
         clock: Clock,
         on_event: OnEvent,
         make_codec: Callable[[str], Codec | None] = lambda name: None,
+        host_pins: HostPins | None = None,
     ) -> None:
         self.make_codec = make_codec
         self.page_bytes_hint = page_bytes_hint
         self.settings = TierSettings()
-        self.mover = Mover(clock, on_event)
+        self.mover = Mover(clock, on_event, host_pins)
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
         self.by_slices = SliceLoads(self.mover, self.jobs)
@@ -284,13 +286,16 @@ class Hierarchy:
         mover = self.mover
         return HierarchyStats(
             tiers=(
-                tier_stats(G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s),
+                tier_stats(
+                    G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s, way=mover.memory.way
+                ),
                 *(self._stats(tier) for tier in mover.ladder.tiers),
             ),
             staging_used_bytes=mover.staging.used_bytes,
             staging_capacity_bytes=mover.staging.capacity_bytes,
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
+            host_unwritten_bytes=mover.memory.unwritten_bytes,
             num_jobs=len(self.jobs),
             num_transfers_pending=mover.ladder.num_pending
             + mover.ladder.num_held
