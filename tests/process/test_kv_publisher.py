@@ -130,6 +130,7 @@ WRONG = {
     "ipc:///no/such/folder/kv": "an absolute path in a folder that is there",
     f"ipc:///tmp/{'x' * 120}": "of at most 100 bytes",
     "tcp://me:secret@127.0.0.1:5557": "holds a user or password: leave it out",
+    "tcp://127.0.0.1:5557?key=secret": "holds a query: leave it out",
 }
 
 

@@ -21,7 +21,8 @@ import zmq
 
 from workbench.errors import RequestError, SettingError
 from workbench.events import KVEventBatch
-from workbench.spatial.hierarchy.addresses import has_userinfo, is_loopback
+from workbench.settings.addresses import secret_part
+from workbench.spatial.hierarchy.addresses import is_loopback
 
 TOPIC = b""
 END = (-1).to_bytes(8, "big", signed=True)
@@ -151,8 +152,9 @@ class KvFile:
 
 def check_address(address: str) -> None:
     """SettingError, in one sentence, unless an address lies on this machine and is whole."""
-    if has_userinfo(address):
-        raise SettingError("the address of KV events holds a user or password: leave it out")
+    secret = secret_part(address)
+    if secret:
+        raise SettingError(f"the address of KV events holds a {secret}: leave it out")
     if address.startswith("ipc://"):
         path = Path(address.removeprefix("ipc://"))
         if path.is_absolute() and len(bytes(path)) <= _MAX_SOCKET_PATH and path.parent.is_dir():
