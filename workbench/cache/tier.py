@@ -79,7 +79,10 @@ class KVHierarchy(Protocol):
         """How jobs of more than one slice are begun and taken."""
 
     def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O."""
+        """Whether a key can be loaded; never blocks on I/O, and counts nothing."""
+
+    def count_lookups(self, keys: Sequence[TierKey]) -> None:
+        """Count one lookup of each key, by what each tier that is asked says of it now."""
 
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether it is known of all keys where they lie; asks shared tiers about the others."""

@@ -99,11 +99,15 @@ class Hierarchy:
         return sum(codec.shared_bytes for codec in codecs if codec is not None)
 
     def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O.
+        """Whether a key can be loaded; never blocks on I/O, and counts nothing.
 
         Where a shared medium has not said yet whether it has the key, the answer is RETRY.
         """
         return self._lookups.lookup(key)
+
+    def count_lookups(self, keys: Sequence[TierKey]) -> None:
+        """Count one lookup of each key, by what each tier that is asked says of it now."""
+        self._lookups.count(keys)
 
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether all that can be known of these keys is known; asks shared media what is not."""
