@@ -12,7 +12,8 @@ from workbench.errors import WorkbenchError
 from workbench.tier_views import BlockMove
 
 SHORT = 12  # hex digits shown of a hash
-HOLDS = {"lease": 60.0, "soft": 600.0, "hard": 0.0, "none": 0.0}  # seconds, where it has an end
+# Seconds, where a hold has an end: Mooncake Store's lease and soft pin.
+HOLDS = {"lease": 10.0, "soft": 1800.0, "hard": 0.0, "none": 0.0}
 
 
 def show_journey(page: Page) -> None:

@@ -13,6 +13,7 @@ from workbench.engine.views import request_views
 from workbench.engine.views.cells import HbmCells, Planes, hbm_cells
 from workbench.engine.views.hardware import Hardware
 from workbench.engine.views.ledger import ledger
+from workbench.engine.views.rung_policies import rung_policies
 from workbench.engine.views.tier_grids import TierGrids
 from workbench.engine.views.tier_report import medium_name
 from workbench.engine.views.token_blocks import token_blocks
@@ -169,6 +170,7 @@ class FrameBuilder:
             misses=engine.metrics.prompt_tokens - engine.metrics.hit_tokens,
             faults=0,
             provenance="measured",
+            policies=rung_policies(engine, "G1"),
         )
 
     def _tier_view(self, stats: TierStats) -> TierView:
@@ -194,6 +196,7 @@ class FrameBuilder:
             note=f"{stats.throttle_mb_s:g} MB/s" if stats.throttle_mb_s else "",
             failed=stats.failed,
             num_failed=stats.num_failed,
+            policies=rung_policies(self._engine, stats.name),
         )
 
     def _numbers(self, metrics: Metrics) -> dict[str, Number]:
