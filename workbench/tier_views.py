@@ -125,11 +125,21 @@ class PlacementView(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int  # of those, written into their tables later
 
 
+class FlowView(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that went from one tier to another: since the start, and per second of late."""
+
+    source: str
+    to: str
+    num_bytes: int
+    bytes_per_s: float
+
+
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     """All tiers below HBM, and what a fetch is weighed against.
 
     `recompute_s_per_token` is 0 before a prompt was computed. `block_bytes`: of one block in every
     layer. `copy_bytes_per_s`: from host memory into pages. `damages`: kinds for `inject_fault`.
+    `flow_window_s`: over how long the rates of `flows` are taken.
     """
 
     tiers: list[TierReport]
@@ -145,6 +155,8 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     overlap: OverlapView | None = None
     store: StoreView | None = None
     placement: PlacementView | None = None
+    flows: list[FlowView] = []
+    flow_window_s: float = 0.0
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,8 @@ from workbench.snapshot import decode_frame
 from .component_node import run_node
 
 LINES = """const { policyLine } = await use("ladder");
-  return Object.fromEntries(frame.snap.tiers.map((tier) => [tier.name, policyLine(tier, words)]));"""
+  const told = (tier) => [tier.name, policyLine(tier, words)];
+  return Object.fromEntries(frame.snap.tiers.map(told));"""
 
 
 def lines(runner: Runner, tmp_path: Path) -> dict[str, str]:

@@ -100,12 +100,17 @@ class KVHierarchy(Protocol):
         """Carried attention mass of each key that only slow tiers have; None for all others."""
 
     def submit_load(
-        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+        self,
+        keys: Sequence[TierKey],
+        num_slices: int = 1,
+        compute_s: float = 0.0,
+        ahead: bool = False,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
-        compute that the load can hide behind, infinite where nobody waits.
+        compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
+        the pages yet, they come as far as DRAM.
         """
 
     def poll(self) -> list[LoadResult]:

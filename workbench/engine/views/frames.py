@@ -148,9 +148,8 @@ class FrameBuilder:
         sizes = np.repeat(per_slab[[cls for cls, _ in hbm.slabs]], [n for _, n in hbm.slabs])
         by_state = np.bincount(state, weights=sizes, minlength=3)
         cached, used = int(by_state[1]), int(by_state[2])
-        lower = engine.hierarchy.stats().tiers
-        loaded = sum(tier.loaded_bytes for tier in lower)
-        stored = next((tier.stored_bytes for tier in lower if tier.on), 0)
+        flows = engine.hierarchy.mover.flows
+        loaded, stored = flows.into("G1"), flows.out_of("G1")
         capacity = pool.num_slabs * pool.slab_bytes
         return TierView(
             name="G1",

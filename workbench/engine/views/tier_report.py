@@ -11,6 +11,7 @@ from workbench.errors import SettingError
 from workbench.spatial.hierarchy.cost_probe import SizeCost
 from workbench.spatial.hierarchy.counters import FitStats, TierStats
 from workbench.spatial.hierarchy.faults import FAULTS, inject
+from workbench.spatial.hierarchy.flows import WINDOW_S
 from workbench.spatial.hierarchy.io_thread import MOST_AT_ONCE
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
@@ -18,6 +19,7 @@ from workbench.temporal.scheduling.loads import TierGain
 from workbench.tier_views import (
     BlockMove,
     CostView,
+    FlowView,
     PlacementView,
     SizeCostView,
     StoreView,
@@ -64,7 +66,13 @@ def tiers_report(engine: "Engine") -> TiersReport:
             num_left_out=counters.num_left_out_pages,
             num_late=counters.num_late_pages,
         ),
-    )
+        flows=[
+            FlowView(source=flow.source, to=flow.to, num_bytes=flow.num_bytes,
+                     bytes_per_s=flow.bytes_per_s)
+            for flow in engine.hierarchy.flows()
+        ],
+        flow_window_s=WINDOW_S,
+    )  # fmt: skip
 
 
 def _store(usage: Usage | None) -> StoreView | None:

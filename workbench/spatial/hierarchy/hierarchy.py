@@ -15,6 +15,7 @@ from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
 from workbench.spatial.hierarchy.entries import EntryTable
+from workbench.spatial.hierarchy.flows import Flow
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
@@ -136,14 +137,19 @@ class Hierarchy:
         return self._lookups.masses_below(keys)
 
     def submit_load(
-        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+        self,
+        keys: Sequence[TierKey],
+        num_slices: int = 1,
+        compute_s: float = 0.0,
+        ahead: bool = False,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
-        compute that the load can hide behind, infinite where nobody waits.
+        compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
+        the pages yet, they come as far as DRAM.
         """
-        return self.jobs.submit(keys, num_slices, compute_s)
+        return self.jobs.submit(keys, num_slices, compute_s, ahead)
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""
@@ -261,6 +267,10 @@ class Hierarchy:
     def version(self, tier: str) -> int:
         """A counter that moves whenever the tier's entries change."""
         return self._table(tier).version
+
+    def flows(self) -> list[Flow]:
+        """Bytes from tier to tier, HBM too: since the start, and per second just now."""
+        return self.mover.flows.edges()
 
     def stats(self) -> HierarchyStats:
         """Counts of all tiers and of the host memory they share."""

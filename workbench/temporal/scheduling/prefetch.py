@@ -43,7 +43,7 @@ class Prefetch:
         if count < len(keys) and request_id not in self._running:
             self._running.add(request_id)
             self.hierarchy.submit_load(
-                keys[count:], compute_s=math.inf
+                keys[count:], compute_s=math.inf, ahead=True
             )  # for whoever is admitted after that
         return keys[:count]
 
@@ -86,7 +86,7 @@ class Prestage:
         rest = below[self.hierarchy.num_at_hand(below) :]
         if rest:
             self.hierarchy.submit_load(
-                rest, compute_s=math.inf
+                rest, compute_s=math.inf, ahead=True
             )  # for whoever is admitted after that
 
     def forget(self, request_id: str) -> None:
