@@ -159,6 +159,19 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     flow_window_s: float = 0.0
 
 
+class HoldView(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a lease or pin: the block's key (hex), empty where no tier has it.
+
+    `tiers`: those that have the block and keep it; `loose`: those where nothing can hold it.
+    `others`: of `tiers`, where other engines may still delete it.
+    """
+
+    key: str = ""
+    tiers: list[str] = []
+    loose: list[str] = []
+    others: list[str] = []
+
+
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to one block.
 

@@ -126,7 +126,7 @@ class InjectFault(msgspec.Struct, frozen=True, tag=True):
 
 
 class HoldBlock(msgspec.Struct, frozen=True, tag=True):
-    """Keep a block in the tiers, or let it go; answered with its key, or an empty text.
+    """Keep a block in the tiers, or let it go; answered with a HoldView.
 
     `kind`: lease (for `seconds`), hard, soft (for `seconds`, it goes last) or none.
     """

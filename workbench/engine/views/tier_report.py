@@ -20,6 +20,7 @@ from workbench.tier_views import (
     BlockMove,
     CostView,
     FlowView,
+    HoldView,
     PlacementView,
     SizeCostView,
     StoreView,
@@ -158,10 +159,11 @@ def journey(engine: "Engine", key: str) -> list[BlockMove]:
     return [journeys.of(each)[-1] for each in journeys.travelled(MOST_TRAVELLED)]
 
 
-def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> str:
-    """Pin, lease or let go the block whose key (hex) begins so; empty if no tier has it.
+def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> HoldView:
+    """Pin, lease or let go the block whose key (hex) begins so, and say which tiers keep it.
 
-    SettingError for a kind or a time that does not exist.
+    Nothing is held where all tiers that have it evict by themselves. SettingError for a kind or a
+    time that does not exist.
     """
     if kind not in HOLDS:
         raise SettingError(f"unknown hold {kind!r}: choose one of {', '.join(HOLDS)}")
@@ -173,13 +175,21 @@ def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> str:
     there = {row[0] for tier in USUAL for row in hierarchy.entries(tier)}
     found = [one for one in there if key_text(one).startswith(key)]
     if not key or not found:
-        return ""
+        return HoldView()
     chosen = min(found, key=key_text)
     if kind == "none":
         hierarchy.unpin(chosen)
     else:
         hierarchy.pin(chosen, math.inf if kind == "hard" else seconds, soft=kind == "soft")
-    return key_text(chosen)
+    there = hierarchy.tiers_with(chosen)
+    kept = [name for name, holds in there if holds]
+    loose = [name for name, holds in there if not holds]
+    return HoldView(
+        key=key_text(chosen),
+        tiers=kept,
+        loose=loose,
+        others=[name for name in kept if name == "G4"],
+    )
 
 
 def damage(engine: "Engine", kind: str) -> str:

@@ -27,6 +27,7 @@ from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.spatial.hierarchy.shared_usage import SharedUsage
 from workbench.spatial.hierarchy.slice_loads import SliceLoads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+from workbench.spatial.hierarchy.store_holds import can_hold
 
 
 class Hierarchy:
@@ -226,16 +227,28 @@ class Hierarchy:
         return report
 
     def pin(self, key: TierKey, seconds: float = math.inf, soft: bool = False) -> bool:
-        """Let nothing evict a key for so long, by default until it is unpinned; False if absent.
+        """Let nothing evict a key for so long, by default until it is unpinned.
 
-        `soft`: it may go, but as last. A tier that is made smaller keeps what is pinned above its
-        cap; one that is switched off loses it.
+        False, and nothing is held, where no tier has it that can hold it: see `can_hold`. `soft`:
+        it may go, but as last. A tier that is made smaller keeps what is pinned above its cap; one
+        that is switched off loses it.
         """
-        if all(table.get(key) is None for table in self._tables()):
+        if not any(holds for _, holds in self.tiers_with(key)):
             return False
         self.mover.pins.pin(key, seconds, soft)
+        self.mover.store_holds.changed(key)
         self.mover.show_pins()
         return True
+
+    def tiers_with(self, key: TierKey) -> list[tuple[str, bool]]:
+        """Each tier that has a key, and whether a lease or pin keeps it there."""
+        found = [(G2, True)] if self.mover.dram.get(key) is not None else []
+        tiers = self.mover.ladder.tiers
+        return found + [(tier.name, can_hold(tier)) for tier in tiers if tier.table.get(key)]
+
+    def renew_holds(self) -> None:
+        """Ask shared stores again to hold what is held here; an engine that idles has to, too."""
+        self.mover.store_holds.advance()
 
     def keep(self, keys: Sequence[TierKey], seconds: float) -> None:
         """Evict these keys last for so long, wherever they lie or will lie: a soft pin."""

@@ -29,6 +29,7 @@ from workbench.spatial.hierarchy.page_copy import copy_hashed
 from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.placer import Placer
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+from workbench.spatial.hierarchy.store_holds import StoreHolds
 from workbench.spatial.hierarchy.throttle import TokenBucket
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -56,6 +57,7 @@ class Mover:
         self._generation = 0
         self.ladder = Ladder(self)
         self.placer = Placer(self)
+        self.store_holds = StoreHolds(self)
 
     @property
     def tables(self) -> tuple[EntryTable, ...]:
@@ -73,6 +75,7 @@ class Mover:
         self.held.advance()
         if self.pins.expire():
             self.show_pins()
+        self.store_holds.advance()
         watermark, ratio = self.settings.watermark, self.settings.evict_ratio
         self.trim_dram(self.dram.limit(watermark, ratio))
         self.ladder.trim(watermark, ratio)
@@ -134,6 +137,7 @@ class Mover:
     def publish(self, tier: str, entry: Entry) -> None:
         """Make a written entry readable."""
         entry.state = State.READY
+        self.store_holds.changed(entry.key)
         if not entry.removed:
             self.emit_entry("store", entry, {"tier": tier, "num_bytes": entry.page_bytes})
 
