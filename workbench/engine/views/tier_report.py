@@ -181,9 +181,9 @@ def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> HoldVie
         hierarchy.unpin(chosen)
     else:
         hierarchy.pin(chosen, math.inf if kind == "hard" else seconds, soft=kind == "soft")
-    there = hierarchy.tiers_with(chosen)
-    kept = [name for name, holds in there if holds]
-    loose = [name for name, holds in there if not holds]
+    tiers = hierarchy.tiers_with(chosen)
+    kept = [name for name, holds in tiers if holds]
+    loose = [name for name, holds in tiers if not holds]
     return HoldView(
         key=key_text(chosen),
         tiers=kept,
