@@ -16,7 +16,7 @@ class Clock(Protocol):
         """CPU seconds this process has used."""
 
     def wall_s(self) -> float:
-        """Seconds since the epoch, for event time stamps only."""
+        """Seconds since the epoch: time stamps, and what goes on in a pause."""
 
 
 class RealClock:

@@ -28,7 +28,7 @@ def test_each_rung_names_its_policies(tmp_path: Path) -> None:
         "G1": "LRU",
         "G2": "LRU, written at eviction",
         "G3": "LRU, written at eviction, takes all, CacheGen",
-        "G4": "LRU, written at eviction, takes all, no codec",  # its tables are this engine's own
+        "G4": "LRU, written at eviction, takes all, CacheGen",
     }
     runner.engine.apply({
         "cache.eviction": "arc", "tiers.policy": "cost", "tiers.write": "through",

@@ -18,6 +18,7 @@ from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.calibrating import find_calibration
 from workbench.engine.commit import commit, roll_back
+from workbench.engine.cuda_pins import CudaPins
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
@@ -107,6 +108,7 @@ class Engine:
             tell=self.log.tell,
             max_slots=self.retainer.max_slots,
         )
+        self.scheduler.before_admit = self.intake.give_owner
         self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
         self.hierarchy = self._build_hierarchy()
@@ -132,7 +134,10 @@ class Engine:
         """The tiers below HBM; they outlive a rebuild."""
         row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
         make_codec = functools.partial(self.registry.create, "codec")
-        return Hierarchy(self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec)
+        pins = CudaPins() if self.stack.store.arena.is_cuda else None
+        return Hierarchy(
+            self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec, pins
+        )
 
     def replace_stack(self, config: EngineConfig) -> None:
         """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""

@@ -78,6 +78,11 @@ class TierSettings(Section, section="tiers"):
     load: str = setting("whole", change="hot", dim="T", choices=LOADS)
     prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
+    prefetch_base_s: float = setting(2.0, change="hot", dim="S", low=0.0, high=600.0, unit="s")
+    prefetch_per_ki_s: float = setting(
+        0.1, change="hot", dim="S", low=0.0, high=60.0, unit="s for each 1,024 tokens"
+    )
+    prefetch_most_s: float = setting(30.0, change="hot", dim="S", low=0.0, high=600.0, unit="s")
     retrieval: str = setting("all", change="hot", dim="S", choices=RETRIEVALS)
     retrieval_share: float = setting(
         0.95, change="hot", dim="S", low=0.0, high=1.0, unit="share of the attention mass"

@@ -13,11 +13,12 @@ from workbench.engine.views import request_views
 from workbench.engine.views.cells import HbmCells, Planes, hbm_cells
 from workbench.engine.views.hardware import Hardware
 from workbench.engine.views.ledger import ledger
+from workbench.engine.views.rates import Rates
 from workbench.engine.views.rung_policies import rung_policies
 from workbench.engine.views.tier_grids import TierGrids
 from workbench.engine.views.tier_report import medium_name
 from workbench.engine.views.token_blocks import token_blocks
-from workbench.snapshot import Snapshot, TierGrid, encode_frame
+from workbench.snapshot import NO_OWNER, Snapshot, TierGrid, encode_frame
 from workbench.spatial.hierarchy.counters import TierStats
 from workbench.views import LedgerLine, Number, PageClassView, TierView
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 NUM_EVENTS = 60
-RATE_WINDOW_S = 2.0
 ALWAYS_SHOWN = ("G2", "G3")  # those below have a row while they are on
 LEDGER_EVERY = 5  # frames
 
@@ -36,7 +36,7 @@ class FrameBuilder:
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self.tiers = TierGrids(engine)
-        self._totals: dict[str, list[tuple[float, int]]] = {}
+        self._rates = Rates(engine.clock)
         self._hardware = Hardware(engine.clock)
         self._ledger: tuple[list[LedgerLine], int] = ([], 0)
         self._num_built = 0
@@ -87,7 +87,9 @@ class FrameBuilder:
             weight_bytes=decoder.weight_bytes,
             block_size=engine.config.cache.block_size,
             owner_labels={
-                str(request.owner): request.request_id for request in engine.requests.values()
+                str(request.owner): request.request_id
+                for request in engine.requests.values()
+                if request.owner != NO_OWNER
             },
             classes=_classes(self.tiers.specs),
             grid=grids,
@@ -130,16 +132,6 @@ class FrameBuilder:
             self._shown_settings = {path: get_setting(config, path) for path in all_settings()}
         return self._shown_settings
 
-    def _rate(self, name: str, total: int) -> float:
-        """Bytes per second over the last two seconds."""
-        now = self._engine.clock.wall_s()
-        history = self._totals.setdefault(name, [])
-        history.append((now, total))
-        while len(history) > 1 and history[0][0] < now - RATE_WINDOW_S:
-            history.pop(0)
-        elapsed = now - history[0][0]
-        return (total - history[0][1]) / elapsed if elapsed > 0 else 0.0
-
     def _hbm_tier(self, hbm: HbmCells) -> TierView:
         engine = self._engine
         pool = engine.stack.pool
@@ -160,8 +152,8 @@ class FrameBuilder:
             cached_bytes=cached,
             free_bytes=capacity - used - cached,
             pinned_bytes=int(sizes[pool.pins[hbm.ids] > 0].sum()),
-            in_bytes_per_s=self._rate("G1.in", loaded),
-            out_bytes_per_s=self._rate("G1.out", stored),
+            in_bytes_per_s=self._rates.per_s("G1.in", loaded),
+            out_bytes_per_s=self._rates.per_s("G1.out", stored),
             in_bytes_total=loaded,
             out_bytes_total=stored,
             num_entries=int((state > 0).sum()),
@@ -183,8 +175,8 @@ class FrameBuilder:
             cached_bytes=cached,
             free_bytes=max(0, stats.capacity_bytes - stats.used_bytes),
             pinned_bytes=stats.pinned_bytes,
-            in_bytes_per_s=self._rate(stats.name + ".in", stats.stored_bytes),
-            out_bytes_per_s=self._rate(stats.name + ".out", stats.loaded_bytes),
+            in_bytes_per_s=self._rates.per_s(stats.name + ".in", stats.stored_bytes),
+            out_bytes_per_s=self._rates.per_s(stats.name + ".out", stats.loaded_bytes),
             in_bytes_total=stats.stored_bytes,
             out_bytes_total=stats.loaded_bytes,
             num_entries=stats.num_entries,

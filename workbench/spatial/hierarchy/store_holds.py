@@ -9,12 +9,11 @@ evict by themselves and cannot be asked: nothing holds a page there.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.clock import RealClock
-from workbench.spatial.hierarchy.io_thread import Outcome, nothing
-from workbench.spatial.hierarchy.medium import encode_key
+from workbench.spatial.hierarchy.medium import HoldingMedium
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 
@@ -26,14 +25,6 @@ RENEW_S = 10.0
 BATCH_KEYS = 4096
 
 
-@runtime_checkable
-class HoldsPages(Protocol):
-    """A medium that can be asked to keep pages for a while."""
-
-    def prestage(self, keys: Sequence[bytes], hold_s: float = HOLD_S) -> list[bool]:
-        """Keep pages for so long from now, as just used; which of them are there."""
-
-
 def can_hold(tier: SlowTier) -> bool:
     """Whether a lease or a pin keeps a page in a tier: nobody evicts there but us, or who is asked.
 
@@ -41,7 +32,7 @@ def can_hold(tier: SlowTier) -> bool:
     """
     medium = tier.medium
     return medium is not None and (
-        not medium.shared or medium.persistent or isinstance(medium, HoldsPages)
+        not medium.shared or medium.persistent or isinstance(medium, HoldingMedium)
     )
 
 
@@ -69,8 +60,7 @@ class StoreHolds:
         self._due_s = now_s + RENEW_S
         keys = pins.keys()
         for tier in self._mover.ladder.tiers if keys else ():
-            if isinstance(tier.medium, HoldsPages) and tier.readable:
-                self._ask(tier, keys)
+            self._ask(tier, keys)
 
     def _ask(self, tier: SlowTier, keys: Sequence[TierKey]) -> None:
         """Queue one call for each time of holding; soft pins have none."""
@@ -79,16 +69,7 @@ class StoreHolds:
             if not isinstance(key, PrivateKey) and tier.table.get(key) is not None:
                 hard = pins.hold(key) is Hold.HARD
                 left_s = min(HOLD_S, pins.left_s(key) or 0.0) if hard else 0.0
-                by_time[left_s].append(encode_key(key))
-        for hold_s, names in by_time.items():
-            for first in range(0, len(names), BATCH_KEYS):
-                self._queue(tier, names[first : first + BATCH_KEYS], hold_s)
-
-    def _queue(self, tier: SlowTier, names: list[bytes], hold_s: float) -> None:
-        def ask() -> Outcome:
-            medium = tier.calls.medium
-            if isinstance(medium, HoldsPages):
-                medium.prestage(names, hold_s)
-            return Outcome()
-
-        tier.io.submit(ask, nothing)
+                by_time[left_s].append(key)
+        for hold_s, some in by_time.items():
+            for first in range(0, len(some), BATCH_KEYS):
+                tier.hold(some[first : first + BATCH_KEYS], hold_s)
