@@ -220,6 +220,13 @@ class EngineClient(EngineLink):
         """Damage real bytes of a tier; the key that was hit, empty if nothing was there to hit."""
         return self._call(protocol.InjectFault(kind), str)
 
+    def set_outage(self, tier: str, kind: str) -> None:
+        """Unplug or fill a tier's medium (unplugged, full), or plug it in again (none).
+
+        SettingError or TierError in one sentence where that cannot be.
+        """
+        self._call(protocol.SetOutage(tier, kind), Any)
+
     def hold_block(self, key: str, kind: str, seconds: float = 0.0) -> HoldView:
         """Keep a block in the tiers (lease, hard, soft) or let it go (none); which tiers keep it.
 

@@ -23,6 +23,18 @@ class SizeCostView(msgspec.Struct, frozen=True, kw_only=True):
     num_tries: int
 
 
+class OutageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tier's medium `can` suffer by hand, and what it does: `unplugged`, `full` or nothing.
+
+    `num_faults`: reads and writes that failed since; `left_alone`: it is not asked just now.
+    """
+
+    can: list[str]
+    kind: str
+    num_faults: int
+    left_alone: bool
+
+
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
 
@@ -35,7 +47,8 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     `num_read_ios` and `num_write_ios`: I/Os or requests its medium was asked for, None where that
     is not counted. `at_once`: blocks that move together, with one latency. `sizes`: what transfers
     took while it was measured, unthrottled, in the `probe_s` seconds after it was opened.
-    `num_held`: blocks under a lease or pin now; `num_soft`: those that go last.
+    `num_held`: blocks under a lease or pin now; `num_soft`: those that go last. `outage`: what can
+    be done to its medium by hand and what was; None for DRAM, and where the tier is off.
     """
 
     name: str
@@ -73,6 +86,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     recompute_s: float
     num_held: int = 0
     num_soft: int = 0
+    outage: OutageView | None = None
 
 
 class StoreView(msgspec.Struct, frozen=True, kw_only=True):

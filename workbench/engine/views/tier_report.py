@@ -13,6 +13,9 @@ from workbench.spatial.hierarchy.counters import FitStats, TierStats
 from workbench.spatial.hierarchy.faults import FAULTS, inject
 from workbench.spatial.hierarchy.flows import WINDOW_S
 from workbench.spatial.hierarchy.io_thread import MOST_AT_ONCE
+from workbench.spatial.hierarchy.ladder import SLOW
+from workbench.spatial.hierarchy.outages import KINDS as OUTAGES
+from workbench.spatial.hierarchy.outages import OutageState
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.temporal.scheduling.loads import TierGain
@@ -21,6 +24,7 @@ from workbench.tier_views import (
     CostView,
     FlowView,
     HoldView,
+    OutageView,
     PlacementView,
     SizeCostView,
     StoreView,
@@ -126,7 +130,17 @@ def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
         recompute_s=gain.recompute_s,
         num_held=holds.count(Hold.HARD),
         num_soft=holds.count(Hold.SOFT),
+        outage=_outage(engine.hierarchy.outages().get(stats.name)),
     )
+
+
+def _outage(state: OutageState | None) -> OutageView | None:
+    if state is None:
+        return None
+    return OutageView(
+        can=list(state.can), kind=state.kind, num_faults=state.num_faults,
+        left_alone=state.left_alone,
+    )  # fmt: skip
 
 
 def _cost(fit: FitStats) -> CostView:
@@ -203,3 +217,16 @@ def damage(engine: "Engine", kind: str) -> str:
     if done is None:
         return ""
     return kind if done.key is None else key_text(done.key)
+
+
+def set_outage(engine: "Engine", tier: str, kind: str) -> None:
+    """Unplug or fill a tier's medium, or plug it in again.
+
+    SettingError for a tier or a kind that does not exist, TierError where it cannot be.
+    """
+    kinds = (*OUTAGES, "none")
+    if tier not in SLOW:
+        raise SettingError(f"unknown tier {tier!r}: choose one of {', '.join(SLOW)}")
+    if kind not in kinds:
+        raise SettingError(f"unknown outage {kind!r}: choose one of {', '.join(kinds)}")
+    engine.hierarchy.strike(tier, kind)

@@ -22,6 +22,7 @@ from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
 from workbench.spatial.hierarchy.lookups import Lookups
 from workbench.spatial.hierarchy.mover import G2, Mover, OnEvent
+from workbench.spatial.hierarchy.outages import OutageState, restore, state_of, strike
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
@@ -268,6 +269,21 @@ class Hierarchy:
         found = [(G2, True)] if self.mover.dram.get(key) is not None else []
         tiers = self.mover.ladder.tiers
         return found + [(tier.name, can_hold(tier)) for tier in tiers if tier.table.get(key)]
+
+    def strike(self, name: str, kind: str) -> None:
+        """Unplug or fill a slow tier's medium, or with kind "none" plug it in again (`outages`).
+
+        TierError in one sentence where that cannot be.
+        """
+        tier = self._slow(name)
+        if kind == "none":
+            restore(tier)
+        else:
+            strike(tier, kind)
+
+    def outages(self) -> dict[str, OutageState]:
+        """Of each slow tier that is on, what can be done to it and what was."""
+        return {tier.name: state_of(tier) for tier in self.mover.ladder.tiers if tier.on}
 
     def renew_holds(self) -> None:
         """Ask shared stores again to hold what is held here; an engine that idles has to, too."""

@@ -19,6 +19,7 @@ from obstore.store import LocalStore, S3Store
 
 from workbench.spatial.hierarchy.addresses import has_userinfo, is_loopback
 from workbench.spatial.hierarchy.medium import MediumFault
+from workbench.spatial.hierarchy.object_folder import is_own, show_folder
 
 SUBFOLDER = "kv-workbench-objects"
 _ADDRESS = re.compile(r"https?://[^\s)\"']+")
@@ -72,6 +73,8 @@ def _open_folder(path: str) -> OpenedStore:
     folder = os.path.join(path, SUBFOLDER)
     try:
         os.makedirs(path, exist_ok=True)
+        if is_own(folder):
+            show_folder(folder)
         if not os.path.lexists(folder):
             os.mkdir(folder, 0o700)
         found = os.lstat(folder)
