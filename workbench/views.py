@@ -82,19 +82,28 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the memory ledger, in bytes."""
+    """One line of the memory ledger, in bytes.
 
-    # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
-    name: str
+    `place`: resident in this process, on the device, or reserved and not yet written: then its name
+    begins with `reserved:`.
+    """
+
+    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier
     num_bytes: int
     detail: str = ""
+    place: Literal["process", "device", "reserved"] = "process"
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One running request against the same text in full precision."""
+    """One running request against the same text in full precision.
+
+    KL and agreement are means over the `num_scored_tokens` of `num_positions` that read something
+    compressed or evicted; where none does, over all.
+    """
 
     request_id: str
     num_scored_tokens: int
+    num_positions: int
     kl_mean: float
     kl_last: float
     agreement: float

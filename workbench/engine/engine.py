@@ -221,7 +221,7 @@ class Engine:
             if not roll_back(self):
                 self._update(batch, logits, mass)
             view = self.recorder.finish(self.num_steps, batch)
-            self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
+            self.metrics.observe_step(view.wall_ms, batch, runner.timing.traffic)
         else:  # loads, or answers of a shared tier, are all there is to wait for
             roll_back(self)
             self.hierarchy.wait_io(WAIT_FOR_LOADS_S)

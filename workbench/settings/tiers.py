@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from workbench.errors import SettingError
+from workbench.settings.addresses import secret_part
 from workbench.settings.declare import Section, setting
 
 DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
@@ -91,10 +92,11 @@ class TierSettings(Section, section="tiers"):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("shared_address", "object_url"):
-            if "@" in getattr(self, name).partition("://")[2].partition("/")[0]:
+            part = secret_part(getattr(self, name))
+            if part:
                 raise SettingError(
-                    f"tiers.{name} may hold no user or password, which would be shown and saved: "
-                    "set them in the environment"
+                    f"tiers.{name} may hold no {part}, which would be shown and saved: leave it "
+                    "out, and set credentials in the environment"
                 )
         if self.disk_keep and not self.disk_path:
             raise SettingError(

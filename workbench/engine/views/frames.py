@@ -12,7 +12,7 @@ from workbench.engine.metrics import Metrics, share
 from workbench.engine.views import request_views
 from workbench.engine.views.cells import HbmCells, Planes, hbm_cells
 from workbench.engine.views.hardware import Hardware
-from workbench.engine.views.ledger import ledger
+from workbench.engine.views.ledger import ledger, slab_waste_bytes
 from workbench.engine.views.rates import Rates
 from workbench.engine.views.rung_policies import rung_policies
 from workbench.engine.views.tier_grids import TierGrids
@@ -200,7 +200,7 @@ class FrameBuilder:
         )
         numbers["internal_waste"] = share(slots - stored, slots, "no request holds pages")
         numbers["external_waste"] = self._external_waste()
-        waste = sum(line.num_bytes for line in self._ledger[0] if line.name == "slab_waste")
+        waste = slab_waste_bytes(pool)
         numbers["slab_waste"] = share(waste, pool.num_slabs * pool.slab_bytes, "no slab")
         numbers["num_evictions"] = Number(value=pool.num_evicted_rows, unit="")
         numbers["saturated"] = Number(value=engine.stack.store.num_saturated, unit="elements")

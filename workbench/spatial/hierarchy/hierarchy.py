@@ -338,6 +338,7 @@ class Hierarchy:
             staging_capacity_bytes=mover.staging.capacity_bytes,
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
+            host_unwritten_bytes=mover.memory.unwritten_bytes,
             num_jobs=len(self.jobs),
             num_transfers_pending=mover.ladder.num_pending
             + mover.ladder.num_held

@@ -41,6 +41,7 @@ class HostMemory:
         self.live_bytes = 0
         self.spare_bytes = 0
         self._spare: dict[int, list[np.ndarray]] = {}
+        self._unwritten: dict[int, int] = {}  # of spare buffers by size: the first so many
         self._slabs: dict[int, tuple[mmap.mmap, int]] = {}  # of a buffer's id: slab and offset
 
     @property
@@ -55,8 +56,7 @@ class HostMemory:
         if not self._spare.get(num_bytes):
             self._trim(self.limit_bytes - num_bytes)
             self._allocate(num_bytes)
-        buffer = self._spare[num_bytes].pop()
-        self.spare_bytes -= num_bytes
+        buffer = self._pop(num_bytes)
         self.live[id(buffer)] = buffer
         self.live_bytes += num_bytes
         return buffer
@@ -74,6 +74,19 @@ class HostMemory:
         """Change the limit; kept buffers above it are freed."""
         self.limit_bytes = limit_bytes
         self._trim(limit_bytes)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of kept buffers that nobody has had yet."""
+        return sum(size * count for size, count in list(self._unwritten.items()))
+
+    def _pop(self, num_bytes: int) -> np.ndarray:
+        """The buffer of a size that was kept last; those that were never out lie below the rest."""
+        buffer = self._spare[num_bytes].pop()
+        self.spare_bytes -= num_bytes
+        left = len(self._spare[num_bytes])
+        self._unwritten[num_bytes] = min(self._unwritten.get(num_bytes, 0), left)
+        return buffer
 
     def _keep(self, buffer: np.ndarray) -> None:
         self._spare.setdefault(buffer.nbytes, []).append(buffer)
@@ -100,7 +113,9 @@ class HostMemory:
         """A new buffer, for the next page of its size."""
         if self._pins is not None and self._pins.pin(buffer):
             self._pinned.add(id(buffer))
-            self.pinned_bytes += buffer.nbytes
+            self.pinned_bytes += buffer.nbytes  # and resident from now on
+        else:
+            self._unwritten[buffer.nbytes] = self._unwritten.get(buffer.nbytes, 0) + 1
         self._keep(buffer)
 
     def _free(self, buffer: np.ndarray) -> None:
@@ -116,8 +131,7 @@ class HostMemory:
     def _trim(self, limit_bytes: int) -> None:
         while self.spare_bytes and self.live_bytes + self.spare_bytes > limit_bytes:
             num_bytes = max(size for size, spare in self._spare.items() if spare)
-            self._free(self._spare[num_bytes].pop())
-            self.spare_bytes -= num_bytes
+            self._free(self._pop(num_bytes))
 
 
 class Staging:
