@@ -58,6 +58,7 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     failed: str = ""  # reason of the last fault when many followed each other, else empty
     num_failed: int = 0  # faults since the last transfer that went well
+    policies: dict[str, str] = {}  # what decides over its blocks: placement, write, ... -> a word
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
