@@ -203,7 +203,9 @@ class Metrics:
         itl_p50, itl_p99 = self.itl_ms.percentiles((50, 99), "ms")
         return {
             "hit_rate": self._share("hit_rate", "no prompt admitted yet"),
-            "hit_rate_resumed": self._share("hit_rate_resumed", "nothing was preempted"),
+            "hit_rate_resumed": self._share(
+                "hit_rate_resumed", "no preempted request has come back yet"
+            ),
             "ttft_p50": ttft_p50,
             "ttft_p99": ttft_p99,
             "itl_p50": itl_p50,
