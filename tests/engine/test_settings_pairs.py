@@ -91,6 +91,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.level": ("page", "token"),
     "retention.when": ("both", "prefill", "decode"),
     "retention.split": BUDGET_SPLITS,
+    "retention.ada_floor": (0.0, 0.2),
     "retention.positions": ("original", "compact"),
     "retention.gqa_reduce": GQA_REDUCTIONS,
     "retention.merge": MERGES,
@@ -142,7 +143,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 63
+NUM_ROWS = 60
 
 
 def accepts(row: Row) -> bool:

@@ -1,5 +1,7 @@
 """Budgets of layers and heads add up to what the request has, and none goes below its floor."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from workbench.cache.geometry import build_geometry
 from workbench.cache.retention import StoredTokens
 from workbench.config import RetentionSettings
-from workbench.structural.retention.budgets import ADA_FLOOR, split_budget
+from workbench.structural.retention.budgets import split_budget
 from workbench.structural.retention.selection import slots_to_keep
 
 LAYERS = st.integers(1, 7)
@@ -50,7 +52,7 @@ def test_ada_keeps_each_layers_sum_and_the_floor(
 ) -> None:
     found = budgets_of("ada", num_layers, heads, budget, seed)
     assert (found.sum(1) == heads * budget).all()
-    assert (found >= 12 + int(ADA_FLOOR * (budget - 12))).all()
+    assert (found >= 12 + int(0.2 * (budget - 12))).all()
     both = budgets_of("ada+pyramid", num_layers, heads, budget, seed)
     pyramid = budgets_of("pyramid", num_layers, heads, budget, seed)
     assert (both.sum(1) == pyramid.sum(1)).all()
@@ -60,8 +62,10 @@ def test_a_head_that_is_read_more_gets_more() -> None:
     geometry = build_geometry("head", num_layers=1, num_kv_heads=2, head_dim=16)
     rates = [np.full(100, 0.1), np.full(100, 0.9)]
     views = [StoredTokens(np.arange(100), rate, rate, rate, 100, 4) for rate in rates]
-    found = split_budget(geometry, views, rates, options("ada", 32))
-    assert found.tolist() == [12 + 4, 12 + 36]
+    chosen = options("ada", 32)
+    for floor, wanted in ((0.2, [12 + 4, 12 + 36]), (0.0, [12, 12 + 40]), (1.0, [32, 32])):
+        found = split_budget(geometry, views, rates, replace(chosen, ada_floor=floor))
+        assert found.tolist() == wanted
 
 
 @settings(deadline=None, max_examples=60, derandomize=True, database=None)

@@ -8,7 +8,6 @@ from workbench.config import RetentionSettings
 from workbench.structural.retention.selection import floor_tokens, protected
 
 PYRAMID_BETA = 20
-ADA_FLOOR = 0.2
 
 
 def split_budget(
@@ -78,9 +77,10 @@ def _rounded(shares: np.ndarray) -> np.ndarray:
 def _adaptive(
     views: list[StoredTokens], scores: list[np.ndarray], settings: RetentionSettings, budget: int
 ) -> np.ndarray:
-    """Heads of one layer compete for their layer's budget; each keeps a fifth of an equal share.
+    """Heads of one layer compete for their layer's budget; each is sure of a share of its own.
 
-    Source: Feng et al., Ada-KV, with its floor of 0.2.
+    Source: Feng et al., Ada-KV: what a head wins by its scores and an equal budget, mixed by
+    `ada_floor` (0.2 in the article; 0 leaves the competition alone).
     """
     open_scores = [
         score[~protected(view, settings)] for view, score in zip(views, scores, strict=True)
@@ -91,4 +91,5 @@ def _adaptive(
     best = np.argsort(-np.concatenate(open_scores), kind="stable")[: room * len(views)]
     won = np.bincount(owner[best], minlength=len(views))
     held = np.maximum([len(view.positions) - floor for view in views], 0)
-    return floor + _rounded(_within(won * (1 - ADA_FLOOR) + room * ADA_FLOOR, held))
+    equal = settings.ada_floor
+    return floor + _rounded(_within(won * (1 - equal) + room * equal, held))
