@@ -36,7 +36,7 @@ class PageClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierView(msgspec.Struct, frozen=True, kw_only=True):
-    """Occupancy and traffic of one tier; rates in bytes/s over the last two seconds."""
+    """Occupancy and traffic of one tier; rates in bytes/s over the engine's last two seconds."""
 
     name: str  # G1, G2, G3
     medium: str  # "HBM", "HBM (CPU memory stands in)", "DRAM", "disk"
@@ -61,7 +61,10 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`."""
+    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`.
+
+    `gather_ms` and `dequant_ms` are None on a GPU: they happen inside the attention kernel.
+    """
 
     step: int
     num_prefill_tokens: int
@@ -71,19 +74,23 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ms: float
     attention_ms: float
     linears_ms: float
-    gather_ms: float
-    dequant_ms: float
+    gather_ms: float | None
+    dequant_ms: float | None
     scheduler_ms: float
     other_ms: float
 
 
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the memory ledger, in bytes."""
+    """One line of the memory ledger, in bytes.
 
-    # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
-    name: str
+    `place`: resident in this process, on the device, or reserved and not yet written: then its name
+    begins with `reserved:`.
+    """
+
+    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier
     num_bytes: int
     detail: str = ""
+    place: Literal["process", "device", "reserved"] = "process"
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ from workbench.cache.codec import CodedRow
 from workbench.cache.keys import TierKey
 from workbench.cache.placement import PageFacts
 
+HOLD_S = 5.0  # how long a medium keeps what a waiting request will read, before it is asked anew
+
 
 class Lookup(Enum):
     """Answer of a tier for one key."""
@@ -90,6 +92,16 @@ class KVHierarchy(Protocol):
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
 
+    def is_coming(self, key: TierKey) -> bool:
+        """Whether a key is being written to a tier now."""
+
+    def hold(self, keys: Sequence[TierKey]) -> None:
+        """Ask media from which others evict to keep these keys for `HOLD_S`."""
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether there is DRAM that pages can come up to before their request's turn."""
+
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
 
@@ -107,6 +119,12 @@ class KVHierarchy(Protocol):
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""
+
+    def take_arrived(self, job_id: int) -> LoadResult:
+        """End a load that was not delivered: its leading pages that are there now, and no others.
+
+        `complete_load` is due for them as for any other.
+        """
 
     def complete_load(self, job_id: int) -> None:
         """Unpin what a finished (or cancelled) job held."""

@@ -8,7 +8,7 @@ import torch
 
 from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.row_slices import row_slices
-from workbench.clock import Clock, RealClock
+from workbench.clock import Clock, RealClock, ServingClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
 from workbench.engine import integrity
@@ -18,6 +18,7 @@ from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.calibrating import find_calibration
 from workbench.engine.commit import commit, roll_back
+from workbench.engine.cuda_pins import CudaPins
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
 from workbench.engine.metrics import Metrics
@@ -80,8 +81,9 @@ class Engine:
         self.device = model.decoder.device  # the cache lies where the weights are
         self.calibration = find_calibration(config, model)
         self.log = EventLog(self.clock, on_kv_events, config.cache.block_size, last_event_seq)
-        self.metrics = Metrics(self.clock)
-        self.recorder = StepRecorder(self.clock)
+        self.serving = ServingClock(self.clock)  # latencies and rates are of this one
+        self.metrics = Metrics(self.serving)
+        self.recorder = StepRecorder(self.serving)
         self.misses = MissExplainer()
         self.lifetimes = Lifetimes(self.clock)  # outlives a rebuild, as the tiers do
         self.watchdog = Watchdog()
@@ -106,6 +108,7 @@ class Engine:
             tell=self.log.tell,
             max_slots=self.retainer.max_slots,
         )
+        self.scheduler.before_admit = self.intake.give_owner
         self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
         self.hierarchy = self._build_hierarchy()
@@ -131,7 +134,10 @@ class Engine:
         """The tiers below HBM; they outlive a rebuild."""
         row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
         make_codec = functools.partial(self.registry.create, "codec")
-        return Hierarchy(self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec)
+        pins = CudaPins() if self.stack.store.arena.is_cuda else None
+        return Hierarchy(
+            self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec, pins
+        )
 
     def replace_stack(self, config: EngineConfig) -> None:
         """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""
@@ -246,7 +252,8 @@ class Engine:
         logits = hand_out(self.tap, batch, logits)
         tokens = sample(logits, batch.logit_requests)
         if self.shadow is not None:
-            self.shadow.follow(batch, logits, tokens)
+            with self.serving.aside():
+                self.shadow.follow(batch, logits, tokens)
         for request, token in zip(batch.logit_requests, tokens, strict=True):
             self.outlet.isolated(request, self.outlet.deliver, request, token)
         for request in batch.requests:

@@ -16,6 +16,7 @@ from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
 from workbench.engine.mass import join_classes
+from workbench.engine.part_times import PartTimes
 from workbench.engine.read_traffic import ReadTraffic
 from workbench.engine.sparse_reads import SparseReads
 from workbench.engine.split_reads import SplitPlan, SplitReads
@@ -26,10 +27,10 @@ SeeQueries = Callable[[int, Tensor], None]  # layer, q [N, Hq, D] as they come
 
 @dataclass
 class StepTiming:
-    """Where a step's time went, in seconds."""
+    """Where a step's time went."""
 
-    forward_s: float = 0.0
-    attention_s: float = 0.0
+    forward: PartTimes
+    attention: PartTimes
     load_s: float = 0.0  # stood still for what comes up by layers
     timers: Timers = field(default_factory=Timers)
     traffic: ReadTraffic = field(default_factory=ReadTraffic)
@@ -97,11 +98,11 @@ class StepAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention [N, Hq * D] of q [N, Hq, D], with k and v [N, Hkv, D] stored first."""
-        begun = self._clock.now_s()
         if self._arrive is not None:
+            waited_from = self._clock.now_s()
             self._arrive(layer)  # what is read of this layer may still be on its way up
-            waited_from, begun = begun, self._clock.now_s()
-            self._timing.load_s += begun - waited_from
+            self._timing.load_s += self._clock.now_s() - waited_from
+        self._timing.attention.start()
         kernels, store = self._store.kernels, self._store
         layer_set, local = self._geometry.layer_set_of(layer)
         plans = self._plans[layer_set.index]
@@ -121,7 +122,7 @@ class StepAttention:
             out, mass = self._whole(layer_set, local, q, plans, self._q_lens)
         if mass is not None:
             self.masses[layer_set.index].append(mass)
-        self._timing.attention_s += self._clock.now_s() - begun
+        self._timing.attention.stop()
         return out
 
     def _whole(

@@ -140,11 +140,17 @@ def step_parts(steps: Iterable[StepView]) -> str:
     """Medians of a step's parts as text for a figure's note."""
     views = list(steps)
     parts = ", ".join(
-        f"{name.removesuffix('_ms')} {median(getattr(view, name) for view in views):.1f}"
+        f"{name.removesuffix('_ms')} {_median_or_fused([getattr(view, name) for view in views])}"
         for name in PARTS
     )
     wall, cpu = (median(getattr(view, name) for view in views) for name in ("wall_ms", "cpu_ms"))
     return f"step {wall:.1f} ms wall, {cpu:.1f} ms CPU: {parts}"
+
+
+def _median_or_fused(times: list[float | None]) -> str:
+    """The median in ms; what a GPU does inside another kernel has none."""
+    known = [ms for ms in times if ms is not None]
+    return f"{median(known):.1f}" if known else "n/a (fused)"
 
 
 def refused(names: Iterable[str], why: str) -> list[Figure]:

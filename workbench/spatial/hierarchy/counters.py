@@ -140,7 +140,8 @@ class TierStats:
 class HierarchyStats:
     """Snapshot of all tiers below HBM, with the host memory that they share.
 
-    `host_allocated_bytes` = DRAM pages + staging + kept buffers, all of it allocated.
+    `host_allocated_bytes` = DRAM pages + staging + kept buffers, all of it allocated; of these,
+    `host_unwritten_bytes` have held nothing yet.
     `copy_bytes_per_s`: host-to-host copy measured at the start.
     """
 
@@ -149,6 +150,7 @@ class HierarchyStats:
     staging_capacity_bytes: int
     host_spare_bytes: int
     host_allocated_bytes: int
+    host_unwritten_bytes: int
     num_jobs: int
     num_transfers_pending: int
     backlog_bytes: int

@@ -15,6 +15,7 @@ from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
 from workbench.spatial.hierarchy.entries import EntryTable
+from workbench.spatial.hierarchy.host_memory import HostPins
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
@@ -44,11 +45,12 @@ class Hierarchy:
         clock: Clock,
         on_event: OnEvent,
         make_codec: Callable[[str], Codec | None] = lambda name: None,
+        host_pins: HostPins | None = None,
     ) -> None:
         self.make_codec = make_codec
         self.page_bytes_hint = page_bytes_hint
         self.settings = TierSettings()
-        self.mover = Mover(clock, on_event)
+        self.mover = Mover(clock, on_event, host_pins)
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
         self.by_slices = SliceLoads(self.mover, self.jobs)
@@ -110,12 +112,26 @@ class Hierarchy:
         return self._lookups.know(keys)
 
     def num_held(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys could be loaded now; counts no lookups. 0 without DRAM."""
+        """How many leading keys could be loaded now; counts no lookups."""
         return self._lookups.num_held(keys)
 
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
         return self._lookups.num_at_hand(keys)
+
+    def is_coming(self, key: TierKey) -> bool:
+        """Whether a key is being written to a tier now."""
+        return self._lookups.is_coming(key)
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether there is DRAM that pages can come up to before their request's turn."""
+        return self.mover.dram.capacity_bytes > 0
+
+    def hold(self, keys: Sequence[TierKey]) -> None:
+        """Ask media from which others evict to keep these keys for `HOLD_S`."""
+        for tier in self.mover.ladder.tiers:
+            tier.hold([key for key in keys if tier.table.get(key) is not None])
 
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now, and to copy them up.
@@ -145,6 +161,13 @@ class Hierarchy:
         """Finished loads since the last call; also lets stores and demotions advance."""
         self.mover.advance()
         return self.jobs.deliver()
+
+    def take_arrived(self, job_id: int) -> LoadResult:
+        """End a load that was not delivered: its leading pages that are there now, and no others.
+
+        `complete_load` is due for them as for any other.
+        """
+        return self.jobs.take_arrived(job_id)
 
     def complete_load(self, job_id: int) -> None:
         """Unpin what a finished (or cancelled) job held; its page views are invalid from now."""
@@ -263,13 +286,16 @@ class Hierarchy:
         mover = self.mover
         return HierarchyStats(
             tiers=(
-                tier_stats(G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s),
+                tier_stats(
+                    G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s, way=mover.memory.way
+                ),
                 *(self._stats(tier) for tier in mover.ladder.tiers),
             ),
             staging_used_bytes=mover.staging.used_bytes,
             staging_capacity_bytes=mover.staging.capacity_bytes,
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
+            host_unwritten_bytes=mover.memory.unwritten_bytes,
             num_jobs=len(self.jobs),
             num_transfers_pending=mover.ladder.num_pending
             + mover.ladder.num_held

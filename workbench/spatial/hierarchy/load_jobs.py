@@ -154,18 +154,45 @@ class LoadJobs:
             results.append(self._result(job))
         return results
 
+    def take_arrived(self, job_id: int) -> LoadResult:
+        """Deliver a job's leading pages that are there now, and let go of the others.
+
+        Their reads go on, for whoever asks next (HiCache's completed length).
+        """
+        job = self.job(job_id)
+        count = self._num_arrived(job)
+        for slot in job.slots[count:]:
+            self._let_go(job, slot)
+        job.slots, job.keys, job.delivered = job.slots[:count], job.keys[:count], True
+        return self._result(job)
+
+    def _num_arrived(self, job: Job) -> int:
+        """How many leading pages are ready, and let through by DRAM's throttle, in their order."""
+        passed_s, paced_s = self._mover.clock.now_s() - job.start_s, job.ready_at_s - job.start_s
+        total = sum(slot.entry.page_bytes for slot in job.slots if slot.tier == G2 and slot.entry)
+        taken = 0
+        for at, slot in enumerate(job.slots):
+            taken += slot.entry.page_bytes if slot.tier == G2 and slot.entry else 0
+            if slot.state is not State.READY or taken * paced_s > passed_s * total:
+                return at
+        return len(job.slots)
+
     def finish(self, job_id: int) -> None:
         """Release what a job holds; in-flight reads release theirs when they end."""
         if not 0 < job_id < self._next_id:
             raise IntegrityError(f"load job {job_id} was never submitted: pass submit_load's id")
         job = self._jobs.pop(job_id, None)
-        for slot in job.slots if job is not None else ():
-            if slot.entry is not None:
-                self._mover.dram.unpin(slot.entry)
-            if slot.read is not None:
-                self.reads.leave(slot.read)
-            if job is not None and not job.begun and slot.source is not None and slot.below:
-                slot.below.table.unpin(slot.source)
+        if job is not None:
+            for slot in job.slots:
+                self._let_go(job, slot)
+
+    def _let_go(self, job: Job, slot: Slot) -> None:
+        if slot.entry is not None:
+            self._mover.dram.unpin(slot.entry)
+        if slot.read is not None:
+            self.reads.leave(slot.read)
+        if not job.begun and slot.source is not None and slot.below:
+            slot.below.table.unpin(slot.source)
 
     def finish_all(self) -> None:
         """Release every job."""

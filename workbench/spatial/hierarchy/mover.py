@@ -22,7 +22,7 @@ from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.counters import TierCounters
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, slice_checksums
 from workbench.spatial.hierarchy.held import HeldCompletions
-from workbench.spatial.hierarchy.host_memory import HostMemory, Staging
+from workbench.spatial.hierarchy.host_memory import HostMemory, HostPins, Staging
 from workbench.spatial.hierarchy.ladder import SLOW, Ladder
 from workbench.spatial.hierarchy.page_copy import copy_hashed
 from workbench.spatial.hierarchy.pins import Pins
@@ -38,11 +38,11 @@ TIERS_BELOW = (G2, *SLOW)  # HBM, which is G1
 class Mover:
     """Owns DRAM, staging and the ladder, and what moves between them; the engine's thread only."""
 
-    def __init__(self, clock: Clock, on_event: OnEvent) -> None:
+    def __init__(self, clock: Clock, on_event: OnEvent, pins: HostPins | None = None) -> None:
         self.clock = clock
         self.emit = on_event
         self.settings = TierSettings()
-        self.memory = HostMemory(0)
+        self.memory = HostMemory(0, pins)
         self.staging = Staging(self.memory, 0)
         self.pins = Pins(clock.now_s)
         self.dram = EntryTable(G2, 0, self._release_dram, self.pins)

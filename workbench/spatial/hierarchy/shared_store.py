@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from workbench.cache.tier import HOLD_S
 from workbench.clock import RealClock
 from workbench.spatial.hierarchy import shared_store_protocol as protocol
 from workbench.spatial.hierarchy.batches import in_batches
@@ -111,7 +112,7 @@ class SharedStoreClient:
         except MediumFault:  # so each is a counted miss
             return [None] * len(keys)
 
-    def prestage(self, keys: Sequence[bytes], hold_s: float = 5.0) -> list[bool]:
+    def prestage(self, keys: Sequence[bytes], hold_s: float = HOLD_S) -> list[bool]:
         """Ask the store to keep pages that will be read soon; which of them are there.
 
         The role of prestaging in ICMS: from the request's arrival until it is scheduled.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.tier import HOLD_S
 from workbench.clock import Clock
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
@@ -28,7 +29,13 @@ from workbench.spatial.hierarchy.io_thread import (
     Outcome,
     nothing,
 )
-from workbench.spatial.hierarchy.medium import Medium, PageRecord, encode_key, is_private
+from workbench.spatial.hierarchy.medium import (
+    HoldingMedium,
+    Medium,
+    PageRecord,
+    encode_key,
+    is_private,
+)
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
 from workbench.spatial.hierarchy.paced_link import PacedLink
 from workbench.spatial.hierarchy.patience import Patience
@@ -184,6 +191,18 @@ class SlowTier:
                 return Outcome()
 
             self.io.submit(run, nothing)
+
+    def hold(self, keys: Sequence[TierKey]) -> None:
+        """Ask a medium that can to keep these pages from others' puts for `HOLD_S`."""
+        medium = self.medium
+        if keys and self.readable and isinstance(medium, HoldingMedium):
+            encoded = [encode_key(key) for key in keys]
+
+            def run() -> Outcome:
+                medium.prestage(encoded, HOLD_S)
+                return Outcome()
+
+            self.io.submit(run, nothing, load=True)
 
     def resize(self, cap_bytes: int) -> bool:
         """Give the medium a new cap, after what is queued; False if it cannot have it."""

@@ -99,27 +99,6 @@ class ValkeyPool:
             for key, (record, _) in zip(keys, found, strict=True)
         ]
 
-    def match_prefix(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """How many of a chain's first keys are there, and how many probes it took.
-
-        Binary search as InfiniStore's `get_match_last_index`: at most ceil(log2 n) + 1 round
-        trips. It takes a key to be there if a later one is; where the server evicted one between,
-        the read of it is a miss. (0, probes) where the server does not answer.
-        """
-        low, high, probes = 0, len(keys), 0
-        try:
-            while low < high:
-                middle = (low + high) // 2
-                probes += 1
-                if self._client.exists(self._name(keys[middle])):
-                    low = middle + 1
-                else:
-                    high = middle
-        except _FAULTS as error:
-            self._failed(error)
-            return 0, probes
-        return low, probes
-
     def scan(self) -> Iterator[tuple[PageRecord, int]]:
         """Whole shared pages, longest unused first where the server counts that."""
         try:
