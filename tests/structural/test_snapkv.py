@@ -25,7 +25,7 @@ KEPT: dict[str, Any] = {
 @settings(deadline=None, derandomize=True, database=None)
 @given(st.lists(st.floats(0, 1, width=32), max_size=12))
 def test_the_pool_is_torchs_for_any_length(scores: list[float]) -> None:
-    found = pooled(np.array(scores, np.float64))
+    found = pooled(np.array(scores, np.float64), np.arange(len(scores)))
     assert found.shape == (len(scores),)
     if scores:
         wanted = avg_pool1d(torch.tensor([scores], dtype=torch.float64), 5, 1, 2)[0]

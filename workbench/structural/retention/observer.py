@@ -22,6 +22,7 @@ class MassObserver:
         self.num_observed = 0
         self._window: np.ndarray | None = None  # mass by the end of the prompt alone
         self._window_queries = range(0)
+        self._window_rates: np.ndarray | None = None  # [num_groups, prompt], once they are asked
         self._kept = np.ones(num_groups)
 
     def observe(
@@ -56,13 +57,16 @@ class MassObserver:
         group, at = np.nonzero(slot < stored[:, None])
         self._window[group, positions[group, at]] += mass[group, at]
         self._window_queries = range(self._window_queries.start, queries.stop)
+        self._window_rates = None
 
     def _prompt_window(self, group: int) -> PromptWindow | None:
         if self._window is None:
             return None
         first, stop = self._window_queries.start, self._window_queries.stop
-        seen = stop - np.maximum(np.arange(stop), first)
-        return PromptWindow(first, self._window[group, :stop] / seen)
+        if self._window_rates is None:
+            seen = stop - np.maximum(np.arange(stop), first)  # queries that could see the token
+            self._window_rates = self._window[:, :stop] / seen.astype(np.float32)
+        return PromptWindow(first, self._window_rates[group])
 
     def rate(self, start: int, stop: int) -> np.ndarray:
         """Mass per query that could see the token, mean over the groups, float [stop - start]."""

@@ -10,14 +10,13 @@ GENERATED_STEP = 1e-12  # below any attention, and still in order of age
 LEAST_QUERIES = 64  # that a hit leaves to observe: sums and covariances of fewer say little
 
 
-def pooled(scores: np.ndarray) -> np.ndarray:
-    """Mean of each score [n] and its two neighbours on each side; beyond the ends there are zeros.
+def pooled(scores: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Means of the scores [n] at some places and their two neighbours on each side, zeros outside.
 
     That is torch's avg_pool1d with kernel 5, stride 1 and padding 2, for any n.
     """
     padded = np.pad(scores, SNAPKV_POOL // 2)
-    shifted = [padded[at : at + len(scores)] for at in range(SNAPKV_POOL)]
-    mean: np.ndarray = np.mean(shifted, axis=0)
+    mean: np.ndarray = padded[at[:, None] + np.arange(SNAPKV_POOL)].mean(axis=1, dtype=np.float64)
     return mean
 
 
@@ -104,12 +103,11 @@ class SnapKV(_Policy):
         window = tokens.window
         if window is None:
             return tokens.rate
-        prompt = window.attention.astype(np.float64)
-        prompt[: window.first] = pooled(prompt[: window.first])
-        age = tokens.num_tokens - tokens.positions
-        scores = age * -GENERATED_STEP
-        judged = tokens.positions < len(prompt)
-        scores[judged] = prompt[tokens.positions[judged]]
+        positions = tokens.positions
+        scores = (positions - tokens.num_tokens) * GENERATED_STEP
+        prompt, front = positions < len(window.attention), positions < window.first
+        scores[prompt] = window.attention[positions[prompt]]
+        scores[front] = pooled(window.attention[: window.first], positions[front])
         return scores
 
 
