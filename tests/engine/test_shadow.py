@@ -23,7 +23,7 @@ def shadowed(changes: dict, num_tokens: int = 30, steps_before: int = 0) -> obje
 ])  # fmt: skip
 def test_identity_is_exact(changes: dict) -> None:
     view = shadowed(changes)
-    assert view.num_scored_tokens == 30
+    assert (view.num_scored_tokens, view.num_positions) == (0, 30)
     assert view.kl_mean == 0.0 and view.kl_last == 0.0
     assert view.agreement == 1.0 and view.first_differing_token == -1
     assert view.state == "finished"
@@ -31,7 +31,7 @@ def test_identity_is_exact(changes: dict) -> None:
 
 def test_shadow_that_begins_in_the_middle() -> None:
     view = shadowed({}, steps_before=9)
-    assert 0 < view.num_scored_tokens < 30
+    assert 0 < view.num_positions < 30
     assert view.kl_mean == 0.0 and view.agreement == 1.0
 
 
@@ -100,7 +100,7 @@ def test_what_the_shadow_takes_is_no_latency_of_the_engine() -> None:
 
     engine.shadow._runner.run = slow
     runner.drain()
-    assert clock.now_s() >= 80.0 and engine.shadow.view().num_scored_tokens == 8
+    assert clock.now_s() >= 80.0 and engine.shadow.view().num_positions == 8
     assert engine.metrics.ttft_ms.values() == [0.0]
     assert engine.metrics.itl_ms.values() == [0.0] * 7
     assert set(engine.metrics.step_ms.values()) == {0.0}

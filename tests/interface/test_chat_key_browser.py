@@ -2,18 +2,17 @@
 
 import pytest
 
-from tests.interface.dashboard import Tab
+from tests.interface.dashboard import Dashboard, Tab
 
 pytestmark = pytest.mark.browser
 TYPED = "hello from afar"
 
 
-@pytest.mark.parametrize(("name", "there"), [
-    ("Quality", "quality_measure"), ("Tiers", "tiers_refresh"),
+@pytest.mark.parametrize(("name", "there", "size"), [
+    ("Quality", "quality_measure", (1280, 800)), ("Tiers", "tiers_refresh", (390, 844)),
 ])  # fmt: skip
-@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
 def test_the_chat_key_leads_to_the_chat(
-    tab: Tab, name: str, there: str, size: tuple[int, int]
+    tab: Tab, dashboard: Dashboard, name: str, there: str, size: tuple[int, int]
 ) -> None:
     page = tab.page
     with tab.sized(*size):
@@ -30,7 +29,7 @@ def test_the_chat_key_leads_to_the_chat(
         page.keyboard.type(TYPED)
         box = page.locator('[data-testid="stChatInputTextArea"]')
         assert box.input_value() == TYPED and box.is_visible()
-        assert page.url.split("?")[0].endswith(":" + page.url.split(":")[2].split("/")[0] + "/")
+        assert page.url.split("?")[0] == dashboard.url
         box.fill("")
         page.evaluate("document.activeElement.blur()")
         page.evaluate("document.body.dataset.tab = 'grid'")

@@ -81,7 +81,10 @@ class KVHierarchy(Protocol):
         """How jobs of more than one slice are begun and taken."""
 
     def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O."""
+        """Whether a key can be loaded; never blocks on I/O, and counts nothing."""
+
+    def count_lookups(self, keys: Sequence[TierKey]) -> None:
+        """Count one lookup of each key, by what each tier that is asked says of it now."""
 
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether it is known of all keys where they lie; asks shared tiers about the others."""
@@ -109,12 +112,17 @@ class KVHierarchy(Protocol):
         """Carried attention mass of each key that only slow tiers have; None for all others."""
 
     def submit_load(
-        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+        self,
+        keys: Sequence[TierKey],
+        num_slices: int = 1,
+        compute_s: float = 0.0,
+        ahead: bool = False,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
-        compute that the load can hide behind, infinite where nobody waits.
+        compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
+        the pages yet, they come as far as DRAM.
         """
 
     def poll(self) -> list[LoadResult]:

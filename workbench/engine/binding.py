@@ -63,4 +63,6 @@ def _order_rows(engine: "Engine", name: str) -> None:
     pool = engine.stack.pool
     if pool.order_name != name:
         order = engine.registry.create("eviction", name, len(pool.ref_cnt))
-        pool.order_name, pool.ranked = name, None if name == "lru" else RankedRows(pool, order)
+        pool.order_name, pool.ranked = name, None
+        if name != "lru":  # the free lists' own order
+            pool.ranked = RankedRows(pool, order, engine.metrics.prefill.work)

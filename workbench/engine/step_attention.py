@@ -75,6 +75,7 @@ class StepAttention:
         self._each_head, self._see = each_head, see
         self.masses: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
         self.norms: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
+        self._states: dict[tuple[int, int, int], FormatState] = {}
         every = np.arange(int(q_lens.sum()))
         self._plans = [  # of each layer set and page class: its tables and their flat index
             [
@@ -136,8 +137,8 @@ class StepAttention:
         """Attention of requests that read every page, and their mass by slot, where wanted."""
         results = [self._attend(layer_set, local, q, each, len(plans) > 1) for each in plans]
         for tables, _ in plans:
-            pages = int((tables.page_offsets >= 0).sum())
-            self._timing.traffic.add_whole(pages, self._classes[tables.cls].layer_bytes)
+            layer_bytes = self._classes[tables.cls].layer_bytes
+            self._timing.traffic.add_whole(tables.num_pages, layer_bytes)
         mass = None
         if self._wants_mass:
             parts = [(tables, result) for (tables, _), result in zip(plans, results, strict=True)]
@@ -205,8 +206,11 @@ class StepAttention:
 
     def _state(self, layer_set: LayerSet, tables: ClassTables) -> FormatState:
         """Calibration of the pages of some tables."""
-        spec = self._classes[tables.cls]
-        return self._store.step_state(layer_set.groups, spec, tables.basis)
+        key = (layer_set.index, tables.cls, tables.basis)
+        if key not in self._states:  # the layers of a set share it
+            spec = self._classes[tables.cls]
+            self._states[key] = self._store.step_state(layer_set.groups, spec, tables.basis)
+        return self._states[key]
 
     def _plan(self, tables: ClassTables, q_lens: np.ndarray, rows: np.ndarray) -> object:
         spec, split = self._classes[tables.cls], self._split

@@ -14,6 +14,7 @@ from workbench.engine.views.cells import HbmCells, Planes, hbm_cells
 from workbench.engine.views.hardware import Hardware
 from workbench.engine.views.ledger import ledger, slab_waste_bytes
 from workbench.engine.views.rates import Rates
+from workbench.engine.views.rung_policies import rung_policies
 from workbench.engine.views.tier_grids import TierGrids
 from workbench.engine.views.tier_report import medium_name
 from workbench.engine.views.token_blocks import token_blocks
@@ -84,6 +85,7 @@ class FrameBuilder:
             model_name=engine.model.name,
             weight_format=decoder.weight_format,
             weight_bytes=decoder.weight_bytes,
+            weight_notes=list(engine.model.notes),
             block_size=engine.config.cache.block_size,
             owner_labels={
                 str(request.owner): request.request_id
@@ -139,10 +141,8 @@ class FrameBuilder:
         sizes = np.repeat(per_slab[[cls for cls, _ in hbm.slabs]], [n for _, n in hbm.slabs])
         by_state = np.bincount(state, weights=sizes, minlength=3)
         cached, used = int(by_state[1]), int(by_state[2])
-        lower = engine.hierarchy.stats().tiers
-        loaded = sum(tier.loaded_bytes for tier in lower)
-        below = next((tier for tier in lower if tier.on), None)  # where its blocks go
-        stored, name = (below.stored_bytes, below.name) if below is not None else (0, "")
+        flows = engine.hierarchy.mover.flows
+        loaded, stored = flows.into("G1"), flows.out_of("G1")
         capacity = pool.num_slabs * pool.slab_bytes
         return TierView(
             name="G1",
@@ -154,7 +154,7 @@ class FrameBuilder:
             free_bytes=capacity - used - cached,
             pinned_bytes=int(sizes[pool.pins[hbm.ids] > 0].sum()),
             in_bytes_per_s=self._rates.per_s("G1.in", loaded),
-            out_bytes_per_s=self._rates.per_s(f"G1.out.{name}", stored),
+            out_bytes_per_s=self._rates.per_s("G1.out", stored),
             in_bytes_total=loaded,
             out_bytes_total=stored,
             num_entries=int((state > 0).sum()),
@@ -162,6 +162,7 @@ class FrameBuilder:
             misses=engine.metrics.prompt_tokens - engine.metrics.hit_tokens,
             faults=0,
             provenance="measured",
+            policies=rung_policies(engine, "G1"),
         )
 
     def _tier_view(self, stats: TierStats) -> TierView:
@@ -187,6 +188,7 @@ class FrameBuilder:
             note=f"{stats.throttle_mb_s:g} MB/s" if stats.throttle_mb_s else "",
             failed=stats.failed,
             num_failed=stats.num_failed,
+            policies=rung_policies(self._engine, stats.name),
         )
 
     def _numbers(self, metrics: Metrics) -> dict[str, Number]:

@@ -60,8 +60,7 @@ class TierCounters:
         self.num_handed_down += 1
 
     def gone(self) -> None:
-        """A shared medium evicted a page that was known here: a miss, and no fault."""
-        self.num_misses += 1
+        """A shared medium evicted a page after a lookup had found it: no fault."""
         self.num_gone += 1
 
     def fault(self, reason: str) -> None:

@@ -20,6 +20,7 @@ from obstore.store import LocalStore, S3Store
 from workbench.settings.addresses import secret_part
 from workbench.spatial.hierarchy.addresses import is_loopback
 from workbench.spatial.hierarchy.medium import MediumFault
+from workbench.spatial.hierarchy.object_folder import is_own, show_folder
 
 SUBFOLDER = "kv-workbench-objects"
 _ADDRESS = re.compile(r"https?://[^\s)\"']+")
@@ -75,6 +76,8 @@ def _open_folder(path: str) -> OpenedStore:
     folder = os.path.join(path, SUBFOLDER)
     try:
         os.makedirs(path, exist_ok=True)
+        if is_own(folder):
+            show_folder(folder)
         if not os.path.lexists(folder):
             os.mkdir(folder, 0o700)
         found = os.lstat(folder)

@@ -170,6 +170,38 @@ class SharedStoreClient:
         if self._companion is not None:
             self._companion.close()
 
+    @property
+    def can_unplug(self) -> bool:
+        """One of this engine's own."""
+        return self._companion is not None
+
+    def unplug(self) -> None:
+        """End the store's process."""
+        if self._companion is not None:
+            self._companion.unplug()
+
+    def plug_in(self) -> None:
+        """Start a store anew, which is empty."""
+        if self._companion is not None:
+            self._companion.plug_in()
+            self._start_companion(self._companion, self._link.address)
+
+    @property
+    def can_fill(self) -> bool:
+        """One of this engine's own."""
+        return self._companion is not None
+
+    def fill_up(self) -> None:
+        """Let the store take no page more; it keeps what it has."""
+        self._call(protocol.Seal(True), type(None))
+
+    def make_room(self) -> None:
+        """Let the store take pages again; one that was started anew does."""
+        try:
+            self._call(protocol.Seal(False), type(None))
+        except MediumFault:
+            pass  # it has ended, and a new one is not sealed
+
     def _open(self) -> None:
         """Greet the store; a private one is given the time to start."""
         companion = self._companion

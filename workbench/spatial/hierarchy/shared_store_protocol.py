@@ -93,6 +93,12 @@ class GetUsage(msgspec.Struct, frozen=True, tag=True):
     """Answered with a Usage."""
 
 
+class Seal(msgspec.Struct, frozen=True, tag=True):
+    """Take no page more, or take pages again; an engine's own store alone knows it."""
+
+    sealed: bool
+
+
 class Bye(msgspec.Struct, frozen=True, tag=True):
     """The client goes: its private pages are void; answered with nothing of note."""
 
@@ -108,6 +114,7 @@ Body = (
     | Prestage
     | Scan
     | GetUsage
+    | Seal
     | Bye
 )
 

@@ -34,13 +34,15 @@ USER_ERROR = 2
 class StoreServer:
     """One store behind one socket; MediumFault with one sentence if it cannot be opened."""
 
-    def __init__(self, address: str, capacity_mib: float, limits: StoreLimits) -> None:
+    def __init__(
+        self, address: str, capacity_mib: float, limits: StoreLimits, private: bool = False
+    ) -> None:
         num_blocks = int(capacity_mib * MIB) // BLOCK
         if num_blocks < 1:
             raise MediumFault("capacity", f"--mib {capacity_mib}: give at least 0.004")
         self._clock = RealClock()
         self._number = secrets.randbits(63) | 1
-        self._limits = limits
+        self._limits, self._private = limits, private
         self._lock_fd = _claim(address)
         try:
             self._arena = Arena.create(num_blocks, self._number)
@@ -163,6 +165,11 @@ class StoreServer:
     def _on_getusage(self, body: protocol.GetUsage, owner: bytes, now_s: float) -> Any:
         return self._index.usage(owner, now_s)
 
+    def _on_seal(self, body: protocol.Seal, owner: bytes, now_s: float) -> None:
+        if not self._private:
+            raise ValueError("a store of several engines is not sealed by one of them")
+        self._index.sealed = body.sealed
+
     def _on_bye(self, body: protocol.Bye, owner: bytes, now_s: float) -> None:
         self._index.forget_owner(owner)
         self._index.sweep(now_s)
@@ -208,9 +215,13 @@ def run(
     limits: StoreLimits,
     watch_stdin: bool = False,
     on_ready: Callable[[], None] = lambda: None,
+    private: bool = False,
 ) -> None:
-    """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault)."""
-    server = StoreServer(address, capacity_mib, limits)
+    """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault).
+
+    `private`: one engine alone uses it, and may seal it.
+    """
+    server = StoreServer(address, capacity_mib, limits, private)
     on_ready()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
@@ -230,7 +241,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         limits = StoreLimits(given.ttl_s, given.lease_s, given.put_timeout_s, given.quarantine_s)
-        run(given.address, given.mib, limits, given.watch_stdin)
+        run(given.address, given.mib, limits, given.watch_stdin, private=given.watch_stdin)
     except (MediumFault, ValueError) as error:
         print(error, file=sys.stderr)
         sys.exit(USER_ERROR)

@@ -147,6 +147,43 @@ class ValkeyPool:
         if self._process is not None:
             self._process.close()
 
+    @property
+    def can_unplug(self) -> bool:
+        """One of this engine's own."""
+        return self._process is not None
+
+    def unplug(self) -> None:
+        """End the server."""
+        if self._process is not None:
+            self._process.unplug()
+
+    def plug_in(self) -> None:
+        """Start a server anew, which is empty."""
+        if self._process is not None:
+            self._process.plug_in()
+
+    @property
+    def can_fill(self) -> bool:
+        """One of this engine's own."""
+        return self._process is not None
+
+    def fill_up(self) -> None:
+        """Let the server evict nothing, and have no memory for more."""
+        self._configure("maxmemory-policy", "noeviction")
+        self._configure("maxmemory", 1)
+
+    def make_room(self) -> None:
+        """Give the server its memory again."""
+        if self._process is not None:
+            self._configure("maxmemory", self._process.capacity_bytes)
+            self._configure("maxmemory-policy", "allkeys-lru")  # only now: it would evict all
+
+    def _configure(self, name: str, value: int | str) -> None:
+        try:
+            self._client.config_set(name, value)
+        except _FAULTS as error:
+            self._failed(error)
+
     def _open(self) -> dict[str, Any]:
         """Talk to the server for the first time; a private one is given the time to start."""
         clock = RealClock()

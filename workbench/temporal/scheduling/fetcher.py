@@ -167,9 +167,11 @@ class Fetcher:
         if record is not None:
             keys = self.swaps.keys_below(record)
             if all(self.hierarchy.lookup(key) is Lookup.HIT for key in keys):
+                self.finding.count(request, keys)
                 return self._start(request, keys, 0) if keys else Fetch.ADMIT
             if self.finding.may_wait(request, keys, swapped=True):
                 return Fetch.WAIT
+            self.finding.count(request, keys)
             self.swaps.forget(request)
         return self._consider_prefix(request, hit, step_tokens) if prefixes else Fetch.ADMIT
 

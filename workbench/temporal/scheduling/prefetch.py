@@ -49,7 +49,7 @@ class Prefetch:
         if count < len(keys) and request_id not in self._running:
             self._running.add(request_id)
             self.hierarchy.submit_load(
-                keys[count:], compute_s=math.inf
+                keys[count:], compute_s=math.inf, ahead=True
             )  # for whoever is admitted after that
         return keys[:count]
 

@@ -71,7 +71,7 @@ class Prestage:
         if rest:
             staged.asked.update(rest)
             self.hierarchy.submit_load(
-                rest, compute_s=math.inf
+                rest, compute_s=math.inf, ahead=True
             )  # for whoever is admitted after that
 
     def _hold(self, staged: _Staged) -> None:

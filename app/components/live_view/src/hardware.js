@@ -15,7 +15,7 @@ export function hardwareFacts(hardware, words) {
     return { parts: null, told: words("gpu.told", { figures: why }) };
   }
   const value = (name) => hardware[name]?.value ?? null;
-  const share = (name, text) => (value(name) === null ? words("gpu.na") : text(value(name)));
+  const share = (name, text) => (value(name) === null ? words("value.na") : text(value(name)));
   const parts = {
     utilization: words("gpu.utilization", { value: share("gpu_utilization", (v) => `${Math.round(v)}\u00a0%`) }),
     memory: share("gpu_memory", (v) => bytes(v * BYTES_PER_MIB)),
@@ -30,7 +30,7 @@ export function hardwareFacts(hardware, words) {
 function gpuLink(name, value, words) {
   const [rx, tx] = [value(`${name}_rx`), value(`${name}_tx`)];
   if (rx === null && tx === null) return words(`gpu.${name}.na`);
-  const told = (v) => (v === null ? words("gpu.na") : significant(v / 1000));
+  const told = (v) => (v === null ? words("value.na") : significant(v / 1000));
   return words(`gpu.${name}`, { in: told(rx), out: told(tx) });
 }
 

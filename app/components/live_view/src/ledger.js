@@ -1,6 +1,6 @@
 // Where the memory goes, against the process's own figure; what a setting costs in quality.
 
-import { h, keyed, setClass, setText, show } from "./dom.js";
+import { h, keyed, setAttr, setClass, setText, show } from "./dom.js";
 import { bytes, count, percent, significant } from "./format.js";
 import { basis, MAIN_NUMBERS, notAvailable } from "./numbers.js";
 import { valueAndUnit } from "./format.js";
@@ -37,7 +37,7 @@ export function ledgerRows(snap, words) {
   const told = [...rows.values()].map((r) => ({ name: r.name, text: bytes(r.num_bytes), detail: r.detail.join("; ") }));
   const device = snap.ledger.some((line) => line.place === "device");
   if (device) told.push({ name: words("ledger.device"), text: bytes(sums.device) });
-  told.push({ name: words("ledger.total"), text: bytes(sums.process) }, { name: words("ledger.rss"), text: bytes(snap.rss_bytes) });
+  told.push({ name: words("ledger.total"), text: bytes(sums.process), sum: true }, { name: words("ledger.rss"), text: bytes(snap.rss_bytes) });
   const left = snap.rss_bytes - sums.process, over = left < 0;
   told.push({ name: words(over ? "ledger.over" : "ledger.unclaimed"), text: bytes(Math.abs(left)) });
   told.push({ name: words("ledger.reserved"), text: bytes(sums.reserved), detail: details.join(", ") });
@@ -93,8 +93,10 @@ export class Shadow {
     const first = shadow.first_differing_token;
     facts(this.list, [
       { name: words("shadow.request"), text: `${shadow.request_id} · ${words(`shadow.${shadow.state}`)}` },
-      { name: words("shadow.kl"), text: `${shadow.kl_mean.toPrecision(2)} (${shadow.kl_last.toPrecision(2)})`,
-        detail: words("shadow.kl.detail", { tokens: count(shadow.num_scored_tokens) }) },
+      { name: words("shadow.scored"), detail: words("shadow.scored.detail"),
+        text: words(shadow.num_scored_tokens ? "shadow.scored.some" : "shadow.scored.none",
+          { scored: count(shadow.num_scored_tokens), all: count(shadow.num_positions) }) },
+      { name: words("shadow.kl"), text: `${shadow.kl_mean.toPrecision(2)} (${shadow.kl_last.toPrecision(2)})` },
       { name: words("shadow.agreement"), text: percent(shadow.agreement) },
       { name: words("shadow.first"), text: first < 0 ? words("shadow.same")
         : words("shadow.differs", { token: significant(first), text: shadow.differing_text }) },
@@ -106,6 +108,7 @@ export class Shadow {
 function facts(list, rows) {
   keyed(list, rows, (r) => r.name, (r) => h("div", "fact", h("dt", "", r.name), h("dd", "")), (node, r) => {
     setText(node.lastChild, r.text);
-    node.title = r.detail ?? "";
+    setAttr(node.lastChild, "title", r.detail || null);
+    setClass(node, "sum", r.sum);
   });
 }
