@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from workbench.cache.geometry import build_geometry
+from workbench.cache.page_copy import copy_hashed
 from workbench.cache.page_store import PageStore
 from workbench.clock import RealClock
 from workbench.config import TierSettings
@@ -19,7 +20,6 @@ from workbench.lab.bench_runs import median, rotated
 from workbench.lab.figures import Figure
 from workbench.spatial.hierarchy.aligned import address, aligned_empty
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
-from workbench.spatial.hierarchy.page_copy import copy_hashed
 
 PAGE_BYTES, NUM_SLICES = 368_640, 30  # 16 tokens of the default model in bf16; a slice a layer
 ASKED, ASKED_VERIFIED = 0.8, 0.65

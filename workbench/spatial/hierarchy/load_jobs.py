@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.cache.keys import TierKey
+from workbench.cache.page_copy import slice_checksums
 from workbench.cache.tier import LoadResult, SliceSpan
 from workbench.errors import IntegrityError
-from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.spatial.hierarchy.entries import Entry, State
 from workbench.spatial.hierarchy.flows import HBM
 from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.mover import G2, Mover
