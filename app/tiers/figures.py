@@ -36,7 +36,7 @@ def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
     takers = [name for name in names if any(flow.to == name for flow in flows)]
     figure = go.Figure(
         go.Sankey(
-            arrangement="fixed",
+            arrangement="snap",
             node={
                 "label": [texts("tiers.from", tier=n) for n in senders]
                 + [texts("tiers.to", tier=n) for n in takers],
