@@ -47,10 +47,14 @@ class EngineClient(EngineLink):
         random_layers: int = 0,
         random_seed: int = 0,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        kv_events: str = "",
+        kv_events_replay: str = "",
     ) -> "EngineClient":
         """Start an engine process; with `wait`, return when its model is loaded.
 
-        `random_layers` > 0 runs a small random model instead of loading one. Raises EngineDied
+        `random_layers` > 0 runs a small random model instead of loading one. `kv_events`: an
+        address of this machine where KV events are published as vLLM's are, and `kv_events_replay`
+        one where missed ones are asked for; neither by default. Raises EngineDied
         when it cannot be loaded (only with `wait`).
         """
         client = cls(
@@ -58,6 +62,8 @@ class EngineClient(EngineLink):
             random_layers=random_layers,
             random_seed=random_seed,
             answer_timeout_s=answer_timeout_s,
+            kv_events=kv_events,
+            kv_events_replay=kv_events_replay,
         )
         if wait:
             client.wait_ready()

@@ -30,6 +30,7 @@ from workbench.views import (
     ShadowView,
     StepView,
     TierView,
+    WeightNote,
 )
 
 MAGIC = b"KVF1"
@@ -133,6 +134,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str = ""
     weight_format: str = ""
     weight_bytes: int = 0
+    weight_notes: list[WeightNote] = []  # `auto` among them: tokens depend on the schedule
     block_size: int = 16
     owner_labels: dict[str, str] = {}  # owner slot -> request id
     classes: list[PageClassView] = []

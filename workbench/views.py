@@ -94,6 +94,33 @@ class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
     place: Literal["process", "device", "reserved"] = "process"
 
 
+WeightNoteKind = Literal["kept", "moved", "auto"]
+
+
+class WeightNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What to know of the loaded weights; `values` are the numbers and names of its sentence.
+
+    `kept`: a `stored` type is held as `format`. `moved`: `format` was asked for, and `device` gets
+    bf16. `auto`: as stored up to `rows` rows a step, bf16 above, so that tokens depend on the
+    schedule.
+    """
+
+    kind: WeightNoteKind
+    values: dict[str, Any] = {}
+
+    def plain(self) -> str:
+        """The sentence for a terminal; the dashboard has its own in each language."""
+        return _WEIGHT_NOTES[self.kind].format(**self.values)
+
+
+_WEIGHT_NOTES = {
+    "kept": "{stored} weights kept as {format}",
+    "moved": "{format} weights run as bf16 on {device}: packed ones are for CPUs only",
+    "auto": "auto: weights as stored up to {rows} rows a step, bf16 above, so tokens depend on the "
+    "schedule",
+}
+
+
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
     """One running request against the same text in full precision.
 

@@ -51,6 +51,23 @@ def test_claims_grow_by_what_the_process_grows_by_and_by_nothing_else() -> None:
     del keep
 
 
+def test_what_the_dram_tier_holds_is_resident() -> None:
+    room = {"model.max_model_len": 4096, "scheduling.chunk_tokens": 512,
+            "scheduling.token_budget": 512}  # fmt: skip
+    runner = Runner(build(LARGE | room | {"cache.hbm_budget_mib": 8.0, "tiers.dram_mib": 48.0}, 24))
+    runner.one(tokens(600), 2)
+    gc.collect()
+    before = claims(runner.engine)
+    for seed in range(1, 20):
+        runner.one(tokens(600, seed), 2)
+    gc.collect()
+    after = claims(runner.engine)
+    lines = {line.name: line.num_bytes for line in ledger(runner.engine)[0]}
+    assert lines["dram_tier"] > 40 * MIB
+    grown = after[2] - before[2]
+    assert 0.75 * grown < after[0] - before[0] <= grown + MIB, "books of blocks are not claimed"
+
+
 def test_written_pages_are_claimed_by_what_they_are_for() -> None:
     changes = {"cache.k_format": "int8", "cache.v_format": "int8", "cache.hbm_budget_mib": 64.0}
     runner = Runner(build(changes | {"cache.block_size": 64}, 24))

@@ -407,6 +407,10 @@ def test_the_replay_file_plays_offline(browser: Browser, tmp_path: Path) -> None
     page.goto(path.as_uri())
     page.wait_for_function("window.__kvw && __kvw.lastSeq >= 1")
     first = page.evaluate("__kvw.lastSeq")
+    page.keyboard.press("?")
+    keys = page.locator("[role=dialog] kbd").locator("visible=true").all_inner_texts()
+    assert "?" in keys and "/" not in keys, "a file has no chat"
+    page.keyboard.press("Escape")
     page.locator("[aria-label=Play]").click()
     page.wait_for_function(f"__kvw.lastSeq > {first + 3}")
     page.locator("[aria-label=Pause]").click()

@@ -1,7 +1,6 @@
 """The engine: schedule, run, update. Usable in process; `workbench/client` puts it in its own."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from workbench.engine.commit import commit, roll_back
 from workbench.engine.cuda_pins import CudaPins
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
+from workbench.engine.kv_stream import OnKvEvents
 from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
 from workbench.engine.moves import Moves
@@ -38,7 +38,7 @@ from workbench.engine.views import inspector
 from workbench.engine.views.frames import FrameBuilder
 from workbench.engine.watchdog import Watchdog
 from workbench.errors import RequestError
-from workbench.events import Event, KVEventBatch
+from workbench.events import Event
 from workbench.model.load import LoadedModel
 from workbench.registry import Registry
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
@@ -69,7 +69,7 @@ class Engine:
         *,
         registry: Registry | None = None,
         clock: Clock | None = None,
-        on_kv_events: Callable[[KVEventBatch], None] | None = None,
+        on_kv_events: OnKvEvents | None = None,
         verify_bytes: bool = False,
         last_event_seq: int = 0,
     ) -> None:
@@ -80,7 +80,7 @@ class Engine:
         self.registry = registry or builtin_registry()
         self.device = model.decoder.device  # the cache lies where the weights are
         self.calibration = find_calibration(config, model)
-        self.log = EventLog(self.clock, on_kv_events, config.cache.block_size, last_event_seq)
+        self.log = EventLog(self.clock, on_kv_events, last_event_seq)
         self.serving = ServingClock(self.clock)  # latencies and rates are of this one
         self.metrics = Metrics(self.serving)
         self.recorder = StepRecorder(self.serving)
@@ -115,6 +115,7 @@ class Engine:
         self._bind()
         self.frames = FrameBuilder(self)
         self.log.tell("engine", what="started")  # the first event: nothing is cached yet
+        self.log.kv.flush()  # what tiers have kept
 
     def _build_stack(self, config: EngineConfig) -> CacheStack:
         self.model.decoder.reserve_positions(config.model.max_model_len)
@@ -141,8 +142,8 @@ class Engine:
 
     def replace_stack(self, config: EngineConfig) -> None:
         """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""
+        self.log.on_cleared(self.stack.pool.index.rows())
         self.stack.pool.index.clear()
-        self.log.on_cleared()
         if self.stack.values is not None:
             self.stack.values.clear()
         self.config = config
@@ -164,7 +165,6 @@ class Engine:
         )  # fmt: skip
         self.scheduler.bind(stack.manager, self.fetcher)
         stack.pool.step = self.num_steps
-        self.log.block_size = self.config.cache.block_size
         bind_settings(self)
 
     # ---- requests
@@ -228,7 +228,7 @@ class Engine:
         self.watchdog.observe(self)
         if self.byte_guard is not None:
             self.byte_guard.record(self.stack)
-        self.log.flush_kv()
+        self.log.kv.flush()
         return self.take_outputs()
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -264,7 +264,9 @@ class Engine:
 
     def apply(self, changes: dict[str, Any]) -> ApplyReport:
         """Change settings live; SettingError or CapacityError changes nothing."""
-        return applying.apply(self, changes)
+        report = applying.apply(self, changes)
+        self.log.kv.flush()
+        return report
 
     def preview(self, changes: dict[str, Any]) -> ApplyReport:
         """What `apply` would do."""

@@ -64,6 +64,17 @@ def measure_trace(progress: Progress, path: Path, *, quick: bool = False) -> lis
     return figures + _policies(progress, references, path.stem, quick)
 
 
+def without_trace(*, quick: bool = False) -> list[Figure]:
+    """The same figures without values: no trace was given."""
+    names = ["oracle_error", "hit_rate_infinite"]
+    for capacity in QUICK_CAPACITIES if quick else CAPACITIES:
+        names += [f"hit_rate_{capacity}", f"hit_rate_tails_first_{capacity}"]
+    orders = ["belady", *builtin_registry().names("eviction")]
+    names += [f"policy_{order.replace('-', '_')}" for order in orders]
+    note = "no trace: give --trace FILE (a Mooncake trace with hash_ids)"
+    return [Figure(name=f"trace_{name}", value=None, note=note) for name in names]
+
+
 def _error(errors: list[float], name: str) -> Figure:
     if not errors:
         note = f"no hit rates are published for {name}, or not for a part of it"

@@ -85,6 +85,7 @@ class FrameBuilder:
             model_name=engine.model.name,
             weight_format=decoder.weight_format,
             weight_bytes=decoder.weight_bytes,
+            weight_notes=list(engine.model.notes),
             block_size=engine.config.cache.block_size,
             owner_labels={
                 str(request.owner): request.request_id

@@ -22,25 +22,25 @@ class Resident:
         storage = tensor.untyped_storage()
         self.num_bytes = storage.nbytes()
         self._offset = 0
-        self._before: np.ndarray | None = None  # int32 [pages + 1], resident pages before each
+        self._pages: np.ndarray | None = None  # uint8 [pages + 1], 1 where resident; 0 ends them
         ask = _mincore()
         if tensor.device.type != "cpu" or self.num_bytes < SMALL_BYTES or ask is None:
             return
         address = storage.data_ptr()
         self._offset = address % mmap.PAGESIZE
         span = self._offset + self.num_bytes
-        pages = np.empty(-(-span // mmap.PAGESIZE), np.uint8)
+        pages = np.zeros(-(-span // mmap.PAGESIZE) + 1, np.uint8)
         if ask(address - self._offset, span, pages.ctypes.data):
             raise OSError(ctypes.get_errno(), f"mincore of {self.num_bytes} bytes failed")
-        self._before = np.zeros(len(pages) + 1, np.int32)
-        np.cumsum(pages & 1, out=self._before[1:])
+        self._pages = np.bitwise_and(pages, 1, out=pages)  # the other bits mean nothing
 
     def between(self, starts: np.ndarray, ends: np.ndarray) -> int:
         """Resident bytes of ranges, int64 [n] each, to a page; adjoining ones share no page."""
-        if self._before is None:
+        if self._pages is None or not len(starts):
             return int((ends - starts).sum())
-        first, last = ((at + self._offset) // mmap.PAGESIZE for at in (starts, ends))
-        return int((self._before[last] - self._before[first]).sum()) * mmap.PAGESIZE
+        borders = (np.stack((starts, ends), 1) + self._offset) // mmap.PAGESIZE
+        counts = np.add.reduceat(self._pages, borders.ravel(), dtype=np.int64)[::2]
+        return int(counts[borders[:, 0] < borders[:, 1]].sum()) * mmap.PAGESIZE
 
     @property
     def total(self) -> int:

@@ -35,7 +35,14 @@ class Ladder:
     def __init__(self, mover: "Mover") -> None:
         self._mover = mover
         self.tiers = tuple(
-            SlowTier(name, mover.clock, mover.counters[name], mover.next_generation, mover.pins)
+            SlowTier(
+                name,
+                mover.clock,
+                mover.counters[name],
+                mover.next_generation,
+                mover.pins,
+                mover.watch,
+            )  # fmt: skip
             for name in SLOW
         )
         self.admission: Admission = Presence()

@@ -47,7 +47,7 @@ class Mover:
         self.memory = HostMemory(0, pins)
         self.staging = Staging(self.memory, 0)
         self.pins = Pins(clock.now_s)
-        self.dram = EntryTable(G2, 0, self._release_dram, self.pins)
+        self.dram = EntryTable(G2, 0, self._release_dram, self.pins, self.watch)
         self.dram_bucket = TokenBucket(0.0)
         self.counters = {name: TierCounters() for name in TIERS_BELOW}
         self.copy_fit = TransferFit()
@@ -136,10 +136,15 @@ class Mover:
 
     def publish(self, tier: str, entry: Entry) -> None:
         """Make a written entry readable."""
-        entry.state = State.READY
+        next(table for table in self.tables if table.name == tier).publish(entry)
         self.store_holds.changed(entry.key)
         if not entry.removed:
             self.emit_entry("store", entry, {"tier": tier, "num_bytes": entry.page_bytes})
+
+    def watch(self, tier: str, entry: Entry, readable: bool) -> None:
+        """Tell which keys a tier has."""
+        data = {"tier": tier, "key": entry.key, "facts": entry.facts}
+        self.emit("readable" if readable else "unreadable", data)
 
     def emit_entry(self, kind: str, entry: Entry, data: dict[str, Any]) -> None:
         """Tell about something that happened to an entry."""

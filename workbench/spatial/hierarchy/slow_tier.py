@@ -19,7 +19,7 @@ from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
 from workbench.spatial.hierarchy.counters import TierCounters
-from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
+from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, Watch
 from workbench.spatial.hierarchy.io_counts import IoTotals, totals_of
 from workbench.spatial.hierarchy.io_thread import (
     GET,
@@ -67,6 +67,7 @@ class SlowTier:
         counters: TierCounters,
         next_generation: Callable[[], int],
         pins: Pins,
+        watch: Watch,
     ) -> None:
         self.name = name
         self.clock = clock
@@ -76,7 +77,7 @@ class SlowTier:
         self.medium: Medium | None = None
         self.where: Place | None = None
         self.cap_bytes = 0  # of the medium, in all
-        self.table = EntryTable(name, 0, self._release, pins)
+        self.table = EntryTable(name, 0, self._release, pins, watch)
         self.calls = MediumCalls(self.edge, clock)
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
         self.writing_bytes = 0  # of writes that have not taken effect

@@ -1,6 +1,6 @@
 // Where the memory goes, against the process's own figure; what a setting costs in quality.
 
-import { h, keyed, setClass, setText, show } from "./dom.js";
+import { h, keyed, setAttr, setClass, setText, show } from "./dom.js";
 import { bytes, count, percent, significant } from "./format.js";
 import { basis, MAIN_NUMBERS, notAvailable } from "./numbers.js";
 import { valueAndUnit } from "./format.js";
@@ -37,7 +37,7 @@ export function ledgerRows(snap, words) {
   const told = [...rows.values()].map((r) => ({ name: r.name, text: bytes(r.num_bytes), detail: r.detail.join("; ") }));
   const device = snap.ledger.some((line) => line.place === "device");
   if (device) told.push({ name: words("ledger.device"), text: bytes(sums.device) });
-  told.push({ name: words("ledger.total"), text: bytes(sums.process) }, { name: words("ledger.rss"), text: bytes(snap.rss_bytes) });
+  told.push({ name: words("ledger.total"), text: bytes(sums.process), sum: true }, { name: words("ledger.rss"), text: bytes(snap.rss_bytes) });
   const left = snap.rss_bytes - sums.process, over = left < 0;
   told.push({ name: words(over ? "ledger.over" : "ledger.unclaimed"), text: bytes(Math.abs(left)) });
   told.push({ name: words("ledger.reserved"), text: bytes(sums.reserved), detail: details.join(", ") });
@@ -108,6 +108,7 @@ export class Shadow {
 function facts(list, rows) {
   keyed(list, rows, (r) => r.name, (r) => h("div", "fact", h("dt", "", r.name), h("dd", "")), (node, r) => {
     setText(node.lastChild, r.text);
-    node.title = r.detail ?? "";
+    setAttr(node.lastChild, "title", r.detail || null);
+    setClass(node, "sum", r.sum);
   });
 }
