@@ -23,6 +23,9 @@ from workbench.spatial.hierarchy.medium import MediumFault
 SUBFOLDER = "kv-workbench-objects"
 _ADDRESS = re.compile(r"https?://[^\s)\"']+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_REFUSED = (
+    "AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
+)  # fmt: skip
 _OTHER_CREDENTIALS = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -34,15 +37,17 @@ _OTHER_CREDENTIALS = (
 
 @dataclass(frozen=True)
 class OpenedStore:
-    """A client of the storage, the prefix of our objects, its name for people, and its folder.
+    """A client of the storage, the prefix of our objects, its name for people, and where it lies.
 
-    `folder` is empty for a bucket.
+    `folder` is empty for a bucket, `bucket` for a folder; `endpoint` is empty for Amazon's.
     """
 
     store: LocalStore | S3Store = field(repr=False)
     prefix: str
     place: str
     folder: str = ""
+    bucket: str = ""
+    endpoint: str = ""
 
 
 def open_store(address: str, environment: Mapping[str, str] = os.environ) -> OpenedStore:
@@ -120,7 +125,8 @@ def _open_bucket(address: str, environment: Mapping[str, str]) -> OpenedStore:
     )
     prefix = parts.path.strip("/")
     place = f"s3://{parts.netloc}/{prefix}".rstrip("/") + (f" at {named}" if named else "")
-    return OpenedStore(store, prefix + "/" if prefix else "", place)
+    prefix = prefix + "/" if prefix else ""
+    return OpenedStore(store, prefix, place, "", parts.netloc, named)
 
 
 def _check_endpoint(endpoint: str) -> str:
@@ -148,6 +154,8 @@ def fault_reason(error: Exception) -> str:
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         return "unauthorised"
     text = _ADDRESS.sub("", str(error))  # a port may hold any digits, and a name any word
+    if any(f"<Code>{word}</Code>" in text for word in _REFUSED):
+        return "unauthorised"  # of a listing, for which the client has no class
     if any(word in text for word in ("InvalidRange", "range was invalid", "416 Range")):
         return "truncated"
     if "No space left" in text or "quota" in text.lower():
