@@ -19,22 +19,31 @@ import msgspec
 import zmq
 
 from workbench.clock import RealClock
+from workbench.settings.tiers import SHARED_TRANSPORTS
 from workbench.spatial.hierarchy import shared_store_protocol as protocol
 from workbench.spatial.hierarchy.medium import MediumFault
 from workbench.spatial.hierarchy.record_header import PROBE_BYTES, needed_bytes
 from workbench.spatial.hierarchy.shared_store_arena import Arena
 from workbench.spatial.hierarchy.shared_store_index import StoreIndex, StoreLimits
 from workbench.spatial.hierarchy.shared_store_protocol import BLOCK, Answer, Call, Runs
+from workbench.spatial.hierarchy.shared_store_remote import OfferedArena
 
 SWEEP_MS = 100
+PROGRESS_MS = 1  # while one-sided transfers may be under way that need us
+ATTENTIVE_S = 0.5  # after a call, which may be a greeting
 MIB = 1024 * 1024
 USER_ERROR = 2
 
 
 class StoreServer:
-    """One store behind one socket; MediumFault with one sentence if it cannot be opened."""
+    """One store behind one socket; MediumFault with one sentence if it cannot be opened.
 
-    def __init__(self, address: str, capacity_mib: float, limits: StoreLimits) -> None:
+    `transport` `nixl`: the memory is offered to UCX too.
+    """
+
+    def __init__(
+        self, address: str, capacity_mib: float, limits: StoreLimits, transport: str = "direct"
+    ) -> None:
         num_blocks = int(capacity_mib * MIB) // BLOCK
         if num_blocks < 1:
             raise MediumFault("capacity", f"--mib {capacity_mib}: give at least 0.004")
@@ -48,6 +57,8 @@ class StoreServer:
             raise MediumFault(
                 "capacity", f"--mib {capacity_mib}: no such memory ({error})"
             ) from None
+        self._offered = OfferedArena(self._arena, address) if transport == "nixl" else None
+        self._called_at_s = 0.0
         self._index = StoreIndex(num_blocks, limits, self._read_header)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -75,15 +86,26 @@ class StoreServer:
         if watch_fd is not None:
             poller.register(watch_fd, zmq.POLLIN)
         while not self._stopping:
-            ready = dict(poller.poll(SWEEP_MS))
+            ready = dict(poller.poll(self._patience_ms()))
             if watch_fd is not None and watch_fd in ready and not os.read(watch_fd, 4096):
                 break
             while self._socket.poll(0):
                 self._take(self._socket.recv_multipart())
+            if self._offered is not None:
+                # Before a quarantine may end: what was sent by then lands in nobody else's room.
+                self._offered.progress()
             self._index.sweep(self._clock.now_s())
         self._context.destroy(linger=0)
 
+    def _patience_ms(self) -> int:
+        """How long to wait for a call before anything else is looked at."""
+        if self._offered is None or not self._offered.needs_progress:
+            return SWEEP_MS
+        attentive = self._clock.now_s() - self._called_at_s < ATTENTIVE_S
+        return PROGRESS_MS if attentive or self._index.busy else SWEEP_MS
+
     def _take(self, frames: list[bytes]) -> None:
+        self._called_at_s = self._clock.now_s()
         sender, frames = frames[0], frames[1:]
         version = protocol.version_of(frames[0]) if frames else None
         if version is None:
@@ -126,6 +148,8 @@ class StoreServer:
             arena_bytes=self._arena.memory.nbytes,
             lease_ms=int(self._limits.lease_s * 1000),
             put_timeout_ms=int(self._limits.put_timeout_s * 1000),
+            nixl=self._offered.metadata if self._offered is not None else b"",
+            nixl_base=self._offered.base if self._offered is not None else 0,
         )
 
     def _on_allocate(self, body: protocol.Allocate, owner: bytes, now_s: float) -> Any:
@@ -207,10 +231,11 @@ def run(
     capacity_mib: float,
     limits: StoreLimits,
     watch_stdin: bool = False,
+    transport: str = "direct",
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault)."""
-    server = StoreServer(address, capacity_mib, limits)
+    server = StoreServer(address, capacity_mib, limits, transport)
     on_ready()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
@@ -227,10 +252,11 @@ def main() -> None:
     parser.add_argument("--put-timeout-s", type=float, default=StoreLimits.put_timeout_s)
     parser.add_argument("--quarantine-s", type=float, default=StoreLimits.quarantine_s)
     parser.add_argument("--watch-stdin", action="store_true")
+    parser.add_argument("--transport", choices=SHARED_TRANSPORTS, default="direct")
     given = parser.parse_args()
     try:
         limits = StoreLimits(given.ttl_s, given.lease_s, given.put_timeout_s, given.quarantine_s)
-        run(given.address, given.mib, limits, given.watch_stdin)
+        run(given.address, given.mib, limits, given.watch_stdin, given.transport)
     except (MediumFault, ValueError) as error:
         print(error, file=sys.stderr)
         sys.exit(USER_ERROR)

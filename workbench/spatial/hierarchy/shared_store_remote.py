@@ -1,0 +1,116 @@
+"""The memory of a shared store by one-sided transfers of NIXL's UCX plug-in, from either side.
+
+    store    registers its arena; what others need for it is in its Welcome
+    client   READs and WRITEs ranges of it, the store's process takes no part
+
+    ipc://   shared memory and cross-memory copies: the kernel lets this user alone
+    tcp://   TCP on the loopback device: UCX asks nobody who he is, so that whoever can log in on
+             this machine can read and write the pages
+
+`UCX_TLS` and `UCX_NET_DEVICES` in the environment choose otherwise. What a client gives up on its
+way may still land in the store. That harms nobody: the client does not commit and does not say that
+it has stopped, so the room is another's only after the store's quarantine, before whose end the
+store has applied all that was sent; and pages are verified by whoever reads them.
+"""
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from workbench.spatial.hierarchy.aligned import address as address_of
+from workbench.spatial.hierarchy.aligned import aligned_empty
+from workbench.spatial.hierarchy.medium import MediumFault
+from workbench.spatial.hierarchy.nixl_agent import NixlAgent
+from workbench.spatial.hierarchy.shared_store_arena import PIECE_BYTES, Arena, check_head
+from workbench.spatial.hierarchy.shared_store_protocol import ARENA_HEAD, Welcome
+
+GREET_S = 2.0  # a connection over TCP takes some tenths of a second
+
+
+def ucx_options(store_address: str) -> dict[str, str]:
+    """Transports that stay on this machine, by the store's address."""
+    if store_address.startswith("tcp://"):
+        return {"engine_config": "TLS=tcp,NET_DEVICES=lo"}
+    # Shared memory has no handler of failures: the kernel refuses to copy from a dead process.
+    return {"engine_config": "TLS=shm", "ucx_error_handling_mode": "none"}
+
+
+class OfferedArena:
+    """The store's side; MediumFault with one sentence where NIXL cannot be had."""
+
+    def __init__(self, arena: Arena, store_address: str) -> None:
+        self._agent = NixlAgent("UCX", ucx_options(store_address))
+        self._agent.hold(arena.memory)
+        self.metadata = self._agent.metadata()
+        self.base = address_of(arena.memory)
+        self.needs_progress = store_address.startswith("tcp://")
+
+    def progress(self) -> None:
+        """Apply what clients have sent by now."""
+        self._agent.progress()
+
+
+class RemoteArena:
+    """The client's side, an `ArenaAccess`; threads take turns.
+
+    Bytes go by a buffer of the agent's, so that what comes after its time, or with an error, never
+    touches memory that is another's by then.
+    """
+
+    way = "NIXL UCX"
+
+    def __init__(self, welcome: Welcome, store_address: str) -> None:
+        self.num_bytes = welcome.arena_bytes
+        self.lost = False
+        self._lock = threading.Lock()
+        self._base = welcome.nixl_base
+        self._agent = NixlAgent("UCX", ucx_options(store_address))
+        self._buffer = aligned_empty(PIECE_BYTES)
+        self._agent.hold(self._buffer)
+        self._store = self._agent.join(welcome.nixl)
+
+    @staticmethod
+    def attach(welcome: Welcome, store_address: str, clock_s: Callable[[], float]) -> "RemoteArena":
+        """Reach what a store offers; MediumFault unless it offers it to NIXL, and is that store."""
+        if not welcome.nixl:
+            raise MediumFault(
+                "no_transport",
+                f"the shared store {store_address} was started without NIXL: start it with "
+                "`workbench store serve --transport nixl`, or choose the direct transport",
+            )
+        arena = RemoteArena(welcome, store_address)
+        head = np.zeros(ARENA_HEAD.size, np.uint8)
+        until_s = clock_s() + GREET_S
+        if not arena.load(0, head, lambda: clock_s() <= until_s):
+            raise MediumFault(
+                "no_transport",
+                "NIXL does not reach the memory of the shared store: run it as the same user, in "
+                "the same container, or at a tcp:// address",
+            )
+        check_head(head, welcome)
+        return arena
+
+    def load(self, at: int, out: np.ndarray, in_time: Callable[[], bool]) -> bool:
+        """READ bytes from `at` on, at most `PIECE_BYTES`; False if they did not come in time."""
+        with self._lock:
+            if not self._move(False, at, out.nbytes, in_time):
+                return False
+            out[:] = self._buffer[: out.nbytes]
+        return True
+
+    def save(self, at: int, data: np.ndarray, in_time: Callable[[], bool]) -> bool:
+        """WRITE bytes from `at` on, at most `PIECE_BYTES`; False if they may not be there."""
+        with self._lock:
+            if not self.lost:  # else what was given up may still be sent from the buffer
+                self._buffer[: data.nbytes] = data
+            return self._move(True, at, data.nbytes, in_time)
+
+    def _move(self, write: bool, at: int, num_bytes: int, in_time: Callable[[], bool]) -> bool:
+        if self.lost or not in_time():
+            return False
+        here, there = (address_of(self._buffer), num_bytes), (self._base + at, num_bytes, 0)
+        transfer = self._agent.begin(write, [here], "DRAM", [there], self._store)
+        moved = transfer.wait(in_time)
+        self.lost = not moved
+        return moved
