@@ -13,8 +13,9 @@ from moto.server import ThreadedMotoServer
 from tests.spatial.conftest import Harness
 from tests.spatial.media import CANARY, PAGE, key_of, numbered, page_of, put_of, read, reasons
 from tests.spatial.medium_contract import CAP, MediumContract, Open, closing
-from tests.spatial.test_disk_transports import HAS_NIXL, needs_nixl
+from tests.spatial.test_disk_transports import HAS_NIXL
 from tests.spatial.test_object_store import SECRET, s3, s3_server
+from tests.spatial.test_shared_transports import nixl_only
 from workbench.clock import RealClock
 from workbench.config import TierSettings
 from workbench.engine.views.tier_report import medium_name
@@ -27,7 +28,6 @@ from workbench.spatial.hierarchy.object_transports import NixlPages, obj_options
 from workbench.spatial.hierarchy.record_header import encode_header, storage_name
 
 __all__ = ["s3", "s3_server"]  # fixtures
-marks = pytest.mark.parametrize("transport", [pytest.param("nixl", marks=needs_nixl)])
 
 
 def nixl(address: str) -> ObjectStore:
@@ -38,16 +38,16 @@ def path_of(number: int) -> str:
     return "kv/pages-v1/" + storage_name(key_of(number), b"").hex()
 
 
-@marks
+@nixl_only
 class TestContract(MediumContract):
     @pytest.fixture
-    def open_medium(self, s3: str, transport: str) -> Iterator[Open]:
-        yield from closing(lambda: ObjectStore(s3, CAP, transport=transport))
+    def open_medium(self, s3: str) -> Iterator[Open]:
+        yield from closing(lambda: ObjectStore(s3, CAP, transport="nixl"))
 
 
-@marks
-def test_what_one_transport_wrote_the_other_reads(s3: str, transport: str) -> None:
-    one, two = ObjectStore(s3), ObjectStore(s3, transport=transport)
+@nixl_only
+def test_what_one_transport_wrote_the_other_reads(s3: str) -> None:
+    one, two = ObjectStore(s3), ObjectStore(s3, transport="nixl")
     assert (one.way, two.way) == ("HTTP ranges", "NIXL OBJ")
     mine, theirs = numbered(1), numbered(2, 300_000)
     assert reasons(one.put([mine]) + two.put([theirs])) == ["", ""]
@@ -60,10 +60,10 @@ def test_what_one_transport_wrote_the_other_reads(s3: str, transport: str) -> No
     two.close(keep=False)
 
 
-@marks
-def test_bytes_really_go_by_nixl(s3: str, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@nixl_only
+def test_bytes_really_go_by_nixl(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a page's PUT nor a read of its payload is one of the client's."""
-    medium = ObjectStore(s3, transport=transport)
+    medium = ObjectStore(s3, transport="nixl")
 
     def refuse(*args: object, **more: object) -> None:
         raise AssertionError("the client moved a page")
@@ -78,8 +78,8 @@ def test_bytes_really_go_by_nixl(s3: str, transport: str, monkeypatch: pytest.Mo
     medium.close(keep=False)
 
 
-@marks
-def test_broken_objects_have_their_words_and_touch_nothing(s3: str, transport: str) -> None:
+@nixl_only
+def test_broken_objects_have_their_words_and_touch_nothing(s3: str) -> None:
     medium = nixl(s3)
     puts = [numbered(number) for number in range(7)]
     medium.put(puts)
@@ -112,9 +112,9 @@ def test_broken_objects_have_their_words_and_touch_nothing(s3: str, transport: s
     medium.close(keep=False)
 
 
-@marks
+@nixl_only
 def test_an_object_deleted_between_its_header_and_its_ranges(
-    s3: str, transport: str, monkeypatch: pytest.MonkeyPatch
+    s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NIXL would leave the error's text in the destination and says only that it failed."""
     medium = nixl(s3)
@@ -133,10 +133,8 @@ def test_an_object_deleted_between_its_header_and_its_ranges(
     medium.close(keep=False)
 
 
-@marks
-def test_two_engines_write_one_key_at_once(
-    s3: str, transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@nixl_only
+def test_two_engines_write_one_key_at_once(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plug-in cannot create where none is: one page stays, and nobody reads a mixture."""
     one, two = nixl(s3), nixl(s3)
     mine, theirs = numbered(1), put_of(key_of(1), page_of(99))
@@ -156,9 +154,9 @@ def test_two_engines_write_one_key_at_once(
     two.close(keep=False)
 
 
-@marks
+@nixl_only
 def test_credentials_that_are_refused(
-    s3: str, s3_server: str, transport: str, capfd: pytest.CaptureFixture[str]
+    s3: str, s3_server: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     medium = nixl(s3)
     put = numbered(1)
@@ -189,10 +187,8 @@ def test_credentials_that_are_refused(
     medium.close(keep=False)
 
 
-@marks
-def test_a_server_that_goes_away(
-    transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@nixl_only
+def test_a_server_that_goes_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = ThreadedMotoServer("127.0.0.1", 0)
     server.start()
     host, port = server.get_host_and_port()
@@ -214,13 +210,13 @@ def test_a_server_that_goes_away(
     medium.close(keep=True)
 
 
-@marks
-def test_the_transport_changes_live_and_is_named(s3: str, transport: str) -> None:
+@nixl_only
+def test_the_transport_changes_live_and_is_named(s3: str) -> None:
     t = Harness(0, 0, RealClock(), object_url=s3, object_mib=8.0)
     for number in range(4):
         t.store(t.key(number))
         t.settle()
-    for chosen in (transport, "direct", transport):
+    for chosen in ("nixl", "direct", "nixl"):
         t.h.configure(TierSettings(**vars(t.settings) | {"object_transport": chosen}))
         assert t.load([t.key(0), t.key(1)]) == ["G4", "G4"]
         stats = {tier.name: tier for tier in t.h.stats().tiers}["G4"]

@@ -254,7 +254,8 @@ class SharedStoreClient:
         until_s = start_s + welcome.put_timeout_ms / 1000
         given = [at for at, slot in enumerate(slots) if not slot.reason]
         kept = [self._copies.write(arena, puts[at], slots[at].runs, until_s) for at in given]
-        reasons = [slot.reason or "unreachable" for slot in slots]
+        failed = "expired" if self._clock.now_s() > until_s else "unreachable"
+        reasons = [slot.reason or failed for slot in slots]
         # A write given up on its way may still land: its room is not given back, but left to the
         # store's quarantine.
         ended = [n for n, whole in enumerate(kept) if whole or not arena.lost]

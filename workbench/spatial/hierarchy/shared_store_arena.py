@@ -91,8 +91,7 @@ class Arena:
             raise MediumFault(
                 "unreachable",
                 f"the memory of the shared store cannot be mapped ({error.strerror}): "
-                "run it as the same user, in the same container"
-                + (", or choose the transport nixl" if welcome.nixl else ""),
+                "run it as the same user, in the same container",
             ) from None
         check_head(arena.memory[: ARENA_HEAD.size], welcome)
         return arena

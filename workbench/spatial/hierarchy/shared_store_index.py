@@ -220,11 +220,6 @@ class StoreIndex:
             self.release(ticket)
         self._free_leaving(now_s)
 
-    @property
-    def busy(self) -> bool:
-        """Whether anybody may be reading or writing pages."""
-        return bool(self._pending or self._leased)
-
     def check(self) -> None:
         """Raise ValueError unless every block is free or has exactly one user."""
         self._free.check()

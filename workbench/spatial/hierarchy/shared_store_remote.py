@@ -3,14 +3,15 @@
     store    registers its arena; what others need for it is in its Welcome
     client   READs and WRITEs ranges of it, the store's process takes no part
 
-    ipc://   shared memory and cross-memory copies: the kernel lets this user alone
-    tcp://   TCP on the loopback device: UCX asks nobody who he is, so that whoever can log in on
-             this machine can read and write the pages
+UCX moves by shared memory and cross-memory copies: the kernel lets this user alone, nobody listens
+at a port, and a store that stands still holds nobody up. `UCX_TLS` in the environment of both sides
+chooses otherwise. Over TCP it works, but UCX asks nobody who he is, and it ends a store's process
+that stood still while a client gave up ("Endpoint timeout", UCX of nixl-cu12 1.5.1).
 
-`UCX_TLS` and `UCX_NET_DEVICES` in the environment choose otherwise. What a client gives up on its
-way may still land in the store. That harms nobody: the client does not commit and does not say that
-it has stopped, so the room is another's only after the store's quarantine, before whose end the
-store has applied all that was sent; and pages are verified by whoever reads them.
+What a client gives up on its way (never with shared memory) may still land in the store. That harms
+nobody: the client does not say that it has stopped, so its room is another's only after the store's
+quarantine, before whose end the store has applied what was sent; and whoever reads a page verifies
+it.
 """
 
 import threading
@@ -25,26 +26,21 @@ from workbench.spatial.hierarchy.nixl_agent import NixlAgent
 from workbench.spatial.hierarchy.shared_store_arena import PIECE_BYTES, Arena, check_head
 from workbench.spatial.hierarchy.shared_store_protocol import ARENA_HEAD, Welcome
 
-GREET_S = 2.0  # a connection over TCP takes some tenths of a second
+GREET_S = 2.0
 
 
-def ucx_options(store_address: str) -> dict[str, str]:
-    """Transports that stay on this machine, by the store's address."""
-    if store_address.startswith("tcp://"):
-        return {"engine_config": "TLS=tcp,NET_DEVICES=lo"}
-    # Shared memory has no handler of failures: the kernel refuses to copy from a dead process.
-    return {"engine_config": "TLS=shm", "ucx_error_handling_mode": "none"}
+# Shared memory has no handler of failures: the kernel refuses to copy from a process that is gone.
+UCX_OPTIONS = {"engine_config": "TLS=shm", "ucx_error_handling_mode": "none"}
 
 
 class OfferedArena:
     """The store's side; MediumFault with one sentence where NIXL cannot be had."""
 
-    def __init__(self, arena: Arena, store_address: str) -> None:
-        self._agent = NixlAgent("UCX", ucx_options(store_address))
+    def __init__(self, arena: Arena) -> None:
+        self._agent = NixlAgent("UCX", UCX_OPTIONS)
         self._agent.hold(arena.memory)
         self.metadata = self._agent.metadata()
         self.base = address_of(arena.memory)
-        self.needs_progress = store_address.startswith("tcp://")
 
     def progress(self) -> None:
         """Apply what clients have sent by now."""
@@ -60,12 +56,12 @@ class RemoteArena:
 
     way = "NIXL UCX"
 
-    def __init__(self, welcome: Welcome, store_address: str) -> None:
+    def __init__(self, welcome: Welcome) -> None:
         self.num_bytes = welcome.arena_bytes
         self.lost = False
         self._lock = threading.Lock()
         self._base = welcome.nixl_base
-        self._agent = NixlAgent("UCX", ucx_options(store_address))
+        self._agent = NixlAgent("UCX", UCX_OPTIONS)
         self._buffer = aligned_empty(PIECE_BYTES)
         self._agent.hold(self._buffer)
         self._store = self._agent.join(welcome.nixl)
@@ -79,14 +75,14 @@ class RemoteArena:
                 f"the shared store {store_address} was started without NIXL: start it with "
                 "`workbench store serve --transport nixl`, or choose the direct transport",
             )
-        arena = RemoteArena(welcome, store_address)
+        arena = RemoteArena(welcome)
         head = np.zeros(ARENA_HEAD.size, np.uint8)
         until_s = clock_s() + GREET_S
         if not arena.load(0, head, lambda: clock_s() <= until_s):
             raise MediumFault(
                 "no_transport",
                 "NIXL does not reach the memory of the shared store: run it as the same user, in "
-                "the same container, or at a tcp:// address",
+                "the same container",
             )
         check_head(head, welcome)
         return arena

@@ -29,8 +29,6 @@ from workbench.spatial.hierarchy.shared_store_protocol import BLOCK, Answer, Cal
 from workbench.spatial.hierarchy.shared_store_remote import OfferedArena
 
 SWEEP_MS = 100
-PROGRESS_MS = 1  # while one-sided transfers may be under way that need us
-ATTENTIVE_S = 0.5  # after a call, which may be a greeting
 MIB = 1024 * 1024
 USER_ERROR = 2
 
@@ -57,8 +55,7 @@ class StoreServer:
             raise MediumFault(
                 "capacity", f"--mib {capacity_mib}: no such memory ({error})"
             ) from None
-        self._offered = OfferedArena(self._arena, address) if transport == "nixl" else None
-        self._called_at_s = 0.0
+        self._offered = OfferedArena(self._arena) if transport == "nixl" else None
         self._index = StoreIndex(num_blocks, limits, self._read_header)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -86,7 +83,7 @@ class StoreServer:
         if watch_fd is not None:
             poller.register(watch_fd, zmq.POLLIN)
         while not self._stopping:
-            ready = dict(poller.poll(self._patience_ms()))
+            ready = dict(poller.poll(SWEEP_MS))
             if watch_fd is not None and watch_fd in ready and not os.read(watch_fd, 4096):
                 break
             while self._socket.poll(0):
@@ -97,15 +94,7 @@ class StoreServer:
             self._index.sweep(self._clock.now_s())
         self._context.destroy(linger=0)
 
-    def _patience_ms(self) -> int:
-        """How long to wait for a call before anything else is looked at."""
-        if self._offered is None or not self._offered.needs_progress:
-            return SWEEP_MS
-        attentive = self._clock.now_s() - self._called_at_s < ATTENTIVE_S
-        return PROGRESS_MS if attentive or self._index.busy else SWEEP_MS
-
     def _take(self, frames: list[bytes]) -> None:
-        self._called_at_s = self._clock.now_s()
         sender, frames = frames[0], frames[1:]
         version = protocol.version_of(frames[0]) if frames else None
         if version is None:
