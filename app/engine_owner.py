@@ -15,6 +15,8 @@ from workbench.model.fetch import cache_dir
 
 FIRST_WORKLOAD = "shared_chat"
 RANDOM_LAYERS_VARIABLE = "KV_WORKBENCH_RANDOM_LAYERS"  # a small random model, for tests
+KV_EVENTS_VARIABLE = "KV_WORKBENCH_KV_EVENTS"  # where KV events are published
+KV_EVENTS_REPLAY_VARIABLE = "KV_WORKBENCH_KV_EVENTS_REPLAY"  # where missed ones are asked for
 
 
 @dataclass
@@ -75,7 +77,12 @@ def close_owner() -> None:
 def _start() -> EngineOwner:
     lock_file, notice = _lock()
     layers = int(os.environ.get(RANDOM_LAYERS_VARIABLE) or 0)
-    client = EngineClient.start(EngineConfig(), random_layers=layers)
+    client = EngineClient.start(
+        EngineConfig(),
+        random_layers=layers,
+        kv_events=os.environ.get(KV_EVENTS_VARIABLE, ""),
+        kv_events_replay=os.environ.get(KV_EVENTS_REPLAY_VARIABLE, ""),
+    )
     client.start_workload_soon(FIRST_WORKLOAD)
     return EngineOwner(client, Driver(), notice, _lock_file=lock_file)
 

@@ -18,7 +18,7 @@ from workbench.lab.workloads import make_workload
 from workbench.registry import Name
 from workbench.request import RequestSpec
 from workbench.snapshot import Snapshot, decode_frame
-from workbench.tier_views import BlockMove, TiersReport
+from workbench.tier_views import BlockMove, HoldView, TiersReport
 from workbench.views import ApplyReport, BlockView, IntegrityView
 
 
@@ -47,10 +47,14 @@ class EngineClient(EngineLink):
         random_layers: int = 0,
         random_seed: int = 0,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        kv_events: str = "",
+        kv_events_replay: str = "",
     ) -> "EngineClient":
         """Start an engine process; with `wait`, return when its model is loaded.
 
-        `random_layers` > 0 runs a small random model instead of loading one. Raises EngineDied
+        `random_layers` > 0 runs a small random model instead of loading one. `kv_events`: an
+        address of this machine where KV events are published as vLLM's are, and `kv_events_replay`
+        one where missed ones are asked for; neither by default. Raises EngineDied
         when it cannot be loaded (only with `wait`).
         """
         client = cls(
@@ -58,6 +62,8 @@ class EngineClient(EngineLink):
             random_layers=random_layers,
             random_seed=random_seed,
             answer_timeout_s=answer_timeout_s,
+            kv_events=kv_events,
+            kv_events_replay=kv_events_replay,
         )
         if wait:
             client.wait_ready()
@@ -220,12 +226,19 @@ class EngineClient(EngineLink):
         """Damage real bytes of a tier; the key that was hit, empty if nothing was there to hit."""
         return self._call(protocol.InjectFault(kind), str)
 
-    def hold_block(self, key: str, kind: str, seconds: float = 0.0) -> str:
-        """Keep a block in the tiers (lease, hard, soft) or let it go (none); its key, or nothing.
+    def set_outage(self, tier: str, kind: str) -> None:
+        """Unplug or fill a tier's medium (unplugged, full), or plug it in again (none).
+
+        SettingError or TierError in one sentence where that cannot be.
+        """
+        self._call(protocol.SetOutage(tier, kind), Any)
+
+    def hold_block(self, key: str, kind: str, seconds: float = 0.0) -> HoldView:
+        """Keep a block in the tiers (lease, hard, soft) or let it go (none); which tiers keep it.
 
         `key`: hex, or the beginning of it. SettingError for a kind that does not exist.
         """
-        return self._call(protocol.HoldBlock(key, kind, seconds), str)
+        return self._call(protocol.HoldBlock(key, kind, seconds), HoldView)
 
     def start_shadow(self, request_id: str) -> None:
         """Also compute one running request in full precision."""

@@ -1,6 +1,8 @@
 """Time for the engine: all code asks a clock, none calls `time.time()`."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -14,7 +16,7 @@ class Clock(Protocol):
         """CPU seconds this process has used."""
 
     def wall_s(self) -> float:
-        """Seconds since the epoch, for event time stamps only."""
+        """Seconds since the epoch: time stamps, and what goes on in a pause."""
 
 
 class RealClock:
@@ -78,3 +80,38 @@ class ManualClock:
 
     def resume(self) -> None:
         """Nothing to resume."""
+
+
+class ServingClock:
+    """Another clock without what is done aside: time as the requests of an engine would feel it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._aside_s = self._aside_cpu_s = 0.0
+        self._stopped: tuple[float, float] | None = None
+
+    def now_s(self) -> float:
+        """Seconds of the other clock that served requests."""
+        now_s = self._clock.now_s() if self._stopped is None else self._stopped[0]
+        return now_s - self._aside_s
+
+    def cpu_s(self) -> float:
+        """CPU seconds of this process that did so."""
+        cpu_s = self._clock.cpu_s() if self._stopped is None else self._stopped[1]
+        return cpu_s - self._aside_cpu_s
+
+    def wall_s(self) -> float:
+        """Seconds since the epoch."""
+        return self._clock.wall_s()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Work that no request has asked for."""
+        start_s, start_cpu_s = self._clock.now_s(), self._clock.cpu_s()
+        self._stopped = (start_s, start_cpu_s)
+        try:
+            yield
+        finally:
+            self._aside_s += self._clock.now_s() - start_s
+            self._aside_cpu_s += self._clock.cpu_s() - start_cpu_s
+            self._stopped = None

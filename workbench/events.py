@@ -3,7 +3,8 @@ vLLM, plus the engine's own events told in plain words.
 
 Schema: vLLM 0.32 `distributed/kv_events.py`, classes BlockStored, BlockRemoved, AllBlocksCleared
 and KVEventBatch. A batch is an array [ts, events, rank]; an event is a map whose `type` is the
-class name. `tests/peers/kv_events_vllm.py` decodes them with vLLM's own classes.
+class name. Batches are numbered from 0 where they leave the engine's process.
+`tests/peers/kv_events_vllm.py` decodes them with vLLM's own classes.
 """
 
 from typing import Any
@@ -18,7 +19,10 @@ class KVCacheEvent(msgspec.Struct, gc=False, tag=True):
 
 
 class BlockStored(KVCacheEvent):
-    """Full blocks became visible to prefix lookup."""
+    """Full blocks became visible to prefix lookup on a medium: GPU, CPU or STORAGE.
+
+    `ownership` names the tier where several are STORAGE.
+    """
 
     block_hashes: list[ExternalBlockHash]
     parent_block_hash: ExternalBlockHash | None
@@ -27,6 +31,7 @@ class BlockStored(KVCacheEvent):
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
+    ownership: str | None = None
 
 
 class BlockRemoved(KVCacheEvent):
@@ -34,6 +39,7 @@ class BlockRemoved(KVCacheEvent):
 
     block_hashes: list[ExternalBlockHash]
     medium: str | None = None
+    ownership: str | None = None
 
 
 class AllBlocksCleared(KVCacheEvent):

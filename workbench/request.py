@@ -102,8 +102,9 @@ class MissReason(msgspec.Struct, frozen=True, kw_only=True):
     `kind`: `first` (nothing like it was cached), `differs` (first differing token at
     `token_index`), `evicted` (at step `step`), `tag` (another salt, format or weights), `short`
     (shorter than a block), `off` (prefix caching is off), `gate` (fetching was slower than
-    recomputing), `full` (all but the last block hit), `unmarked` and `expired` (prompt caching is
-    explicit, and nobody asked to keep this text, or its lifetime is over).
+    recomputing), `late` (the rest of a fetch did not come in time), `full` (all but the last block
+    hit), `unmarked` and `expired` (prompt caching is explicit, and nobody asked to keep this text,
+    or its lifetime is over).
     """
 
     kind: str

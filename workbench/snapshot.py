@@ -30,6 +30,7 @@ from workbench.views import (
     ShadowView,
     StepView,
     TierView,
+    WeightNote,
 )
 
 MAGIC = b"KVF1"
@@ -38,7 +39,9 @@ PLANES = ("state", "owner", "refs", "mass", "age")
 # The `state` plane: low three bits, then flags.
 STATE_FREE, STATE_CACHED, STATE_OWNED = 0, 1, 2
 FLAG_SHARED, FLAG_PINNED, FLAG_HASHED, FLAG_EVICTED, FLAG_MOVING = 8, 16, 32, 64, 128
-NO_OWNER = 255  # `owner` plane: a request's owner slot 0..254, reused after the request is gone
+# `owner` plane: the slot 0..254 of a request, given when it first gets blocks and reused after its
+# end. NO_OWNER: nobody's, or of one that found every slot taken.
+NO_OWNER = 255
 
 
 class TierGrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +134,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str = ""
     weight_format: str = ""
     weight_bytes: int = 0
+    weight_notes: list[WeightNote] = []  # `auto` among them: tokens depend on the schedule
     block_size: int = 16
     owner_labels: dict[str, str] = {}  # owner slot -> request id
     classes: list[PageClassView] = []

@@ -23,6 +23,18 @@ class SizeCostView(msgspec.Struct, frozen=True, kw_only=True):
     num_tries: int
 
 
+class OutageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tier's medium `can` suffer by hand, and what it does: `unplugged`, `full` or nothing.
+
+    `num_faults`: reads and writes that failed since; `left_alone`: it is not asked just now.
+    """
+
+    can: list[str]
+    kind: str
+    num_faults: int
+    left_alone: bool
+
+
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of one tier below HBM since it was opened. Sizes in bytes, times in seconds.
 
@@ -35,7 +47,8 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     `num_read_ios` and `num_write_ios`: I/Os or requests its medium was asked for, None where that
     is not counted. `at_once`: blocks that move together, with one latency. `sizes`: what transfers
     took while it was measured, unthrottled, in the `probe_s` seconds after it was opened.
-    `num_held`: blocks under a lease or pin now; `num_soft`: those that go last.
+    `num_held`: blocks under a lease or pin now; `num_soft`: those that go last. `outage`: what can
+    be done to its medium by hand and what was; None for DRAM, and where the tier is off.
     """
 
     name: str
@@ -73,6 +86,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     recompute_s: float
     num_held: int = 0
     num_soft: int = 0
+    outage: OutageView | None = None
 
 
 class StoreView(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,11 +139,21 @@ class PlacementView(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int  # of those, written into their tables later
 
 
+class FlowView(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that went from one tier to another: since the start, and per second of late."""
+
+    source: str
+    to: str
+    num_bytes: int
+    bytes_per_s: float
+
+
 class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     """All tiers below HBM, and what a fetch is weighed against.
 
     `recompute_s_per_token` is 0 before a prompt was computed. `block_bytes`: of one block in every
     layer. `copy_bytes_per_s`: from host memory into pages. `damages`: kinds for `inject_fault`.
+    `flow_window_s`: over how long the rates of `flows` are taken.
     """
 
     tiers: list[TierReport]
@@ -145,6 +169,21 @@ class TiersReport(msgspec.Struct, frozen=True, kw_only=True):
     overlap: OverlapView | None = None
     store: StoreView | None = None
     placement: PlacementView | None = None
+    flows: list[FlowView] = []
+    flow_window_s: float = 0.0
+
+
+class HoldView(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a lease or pin: the block's key (hex), empty where no tier has it.
+
+    `tiers`: those that have the block and keep it; `loose`: those where nothing can hold it.
+    `others`: of `tiers`, where other engines may still delete it.
+    """
+
+    key: str = ""
+    tiers: list[str] = []
+    loose: list[str] = []
+    others: list[str] = []
 
 
 class BlockMove(msgspec.Struct, frozen=True, kw_only=True):

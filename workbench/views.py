@@ -36,7 +36,7 @@ class PageClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierView(msgspec.Struct, frozen=True, kw_only=True):
-    """Occupancy and traffic of one tier; rates in bytes/s over the last two seconds."""
+    """Occupancy and traffic of one tier; rates in bytes/s over the engine's last two seconds."""
 
     name: str  # G1, G2, G3
     medium: str  # "HBM", "HBM (CPU memory stands in)", "DRAM", "disk"
@@ -58,10 +58,14 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     failed: str = ""  # reason of the last fault when many followed each other, else empty
     num_failed: int = 0  # faults since the last transfer that went well
+    policies: dict[str, str] = {}  # what decides over its blocks: placement, write, ... -> a word
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`."""
+    """The last step: its batch and where its time went, in ms; the parts add up to `wall_ms`.
+
+    `gather_ms` and `dequant_ms` are None on a GPU: they happen inside the attention kernel.
+    """
 
     step: int
     num_prefill_tokens: int
@@ -71,26 +75,62 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ms: float
     attention_ms: float
     linears_ms: float
-    gather_ms: float
-    dequant_ms: float
+    gather_ms: float | None
+    dequant_ms: float | None
     scheduler_ms: float
     other_ms: float
 
 
 class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the memory ledger, in bytes."""
+    """One line of the memory ledger, in bytes.
 
-    # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier, other
-    name: str
+    `place`: resident in this process, on the device, or reserved and not yet written: then its name
+    begins with `reserved:`.
+    """
+
+    name: str  # weights, kv:<class>, metadata, scratch, slab_waste, calibration, shadow, dram_tier
     num_bytes: int
     detail: str = ""
+    place: Literal["process", "device", "reserved"] = "process"
+
+
+WeightNoteKind = Literal["kept", "moved", "auto"]
+
+
+class WeightNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What to know of the loaded weights; `values` are the numbers and names of its sentence.
+
+    `kept`: a `stored` type is held as `format`. `moved`: `format` was asked for, and `device` gets
+    bf16. `auto`: as stored up to `rows` rows a step, bf16 above, so that tokens depend on the
+    schedule.
+    """
+
+    kind: WeightNoteKind
+    values: dict[str, Any] = {}
+
+    def plain(self) -> str:
+        """The sentence for a terminal; the dashboard has its own in each language."""
+        return _WEIGHT_NOTES[self.kind].format(**self.values)
+
+
+_WEIGHT_NOTES = {
+    "kept": "{stored} weights kept as {format}",
+    "moved": "{format} weights run as bf16 on {device}: packed ones are for CPUs only",
+    "auto": "auto: weights as stored up to {rows} rows a step, bf16 above, so tokens depend on the "
+    "schedule",
+}
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One running request against the same text in full precision."""
+    """One running request against the same text in full precision.
+
+    KL and agreement are means over the `num_scored_tokens` of `num_positions` that read something
+    compressed or evicted; where none does, over all.
+    """
 
     request_id: str
     num_scored_tokens: int
+    num_positions: int
     kl_mean: float
     kl_last: float
     agreement: float

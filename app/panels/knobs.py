@@ -7,7 +7,14 @@ import streamlit as st
 from app.panels.act import apply_changes, attempt, sentence
 from app.panels.page import Page, current_page, held
 from app.quality.settings import FAMILIES, K_FORMAT, V_FORMAT, format_family
-from app.text.sentences import change_text, escape, preview_sentence, setting_label, value_text
+from app.text.sentences import (
+    change_text,
+    escape,
+    preview_sentence,
+    setting_label,
+    value_text,
+    weight_notes,
+)
 from workbench.config import all_settings, get_setting
 from workbench.errors import WorkbenchError
 
@@ -70,6 +77,17 @@ def show_knobs(page: Page) -> None:
     with st.container(key="group_M", gap=None), st.expander(page.texts("group.-"), key="more_M"):
         for path in rest:
             _knob(page, path)
+        _show_weight_notes(page)
+
+
+def _show_weight_notes(page: Page) -> None:
+    """Below the knobs of the model, open or not: what its weights do to what is shown."""
+    try:
+        notes = page.engine.snapshot().weight_notes
+    except WorkbenchError:
+        return  # there is no picture yet, which the page's own face tells
+    for told in weight_notes(page.texts, [note for note in notes if note.kind != "kept"]):
+        st.caption(f":material/info: {escape(told[:1].upper() + told[1:])}.")
 
 
 def show_group(page: Page, dim: str) -> None:

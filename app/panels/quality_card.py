@@ -11,7 +11,7 @@ from app.quality.jobs import Result
 from app.quality.settings import CURRENT
 from app.text import Texts
 from app.text.sentences import change_text, escape
-from workbench.quality.job_protocol import quality_changes
+from workbench.quality.job_protocol import TIER_SETTINGS, not_measured, quality_changes
 from workbench.quality.results import QualityReport
 
 Row = tuple[str, str, str]  # label, value with its unit, a note
@@ -24,6 +24,7 @@ def show_current(page: Page) -> None:
     what = ", ".join(change_text(texts, path, value) for path, value in changes.items())
     st.markdown(f"**{texts('quality.current')}**", help=texts("quality.current_help"))
     st.caption(escape(what or texts("quality.defaults")))
+    _tell_not_measured(page)
     result = jobs.result(CURRENT)
     fits = result is not None and result.report.changes == changes
     st.button(
@@ -40,6 +41,16 @@ def show_current(page: Page) -> None:
         st.caption(f":orange[{escape(texts('quality.outdated'))}]")
     st.html(rows_html(report_rows(texts, result.report)))
     st.caption(escape(basis(texts, result)))
+
+
+def _tell_not_measured(page: Page) -> None:
+    """What else is lossy now, and the commands that say what it costs."""
+    left_out = not_measured(page.engine.history.config)
+    if left_out:
+        what = ", ".join(change_text(page.texts, path, value) for path, value in left_out.items())
+        how = ", ".join(f"`workbench bench {TIER_SETTINGS[path]}`" for path in left_out)
+        told = escape(page.texts("quality.not_measured", what=what))
+        st.markdown(f":orange[{told}] {page.texts('quality.not_measured_how', commands=how)}")
 
 
 def report_rows(texts: Texts, report: QualityReport) -> list[Row]:
@@ -87,6 +98,8 @@ def basis(texts: Texts, result: Result) -> str:
         seed=report.seed,
         s=f"{report.seconds:.1f}",
     )
+    if result.text:
+        told += " " + texts("quality.basis_text", name=result.text)
     return " ".join([told, *(f"{note[:1].upper()}{note[1:]}." for note in report.notes)])
 
 

@@ -63,7 +63,7 @@ def look_inside() -> None:
     result = chosen_result(page)
     if result is not None:
         setting = Setting(name=result.report.name, changes=result.report.changes)
-        start_job(page, [setting], same_plan(result), "inside", probes=True)
+        start_job(page, [setting], same_plan(result), "inside", probes=True, same_text=result)
 
 
 def same_plan(result: Result) -> QualityPlan:

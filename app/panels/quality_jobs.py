@@ -8,7 +8,8 @@ from app.engine_owner import RANDOM_LAYERS_VARIABLE
 from app.job_process import job_threads
 from app.panels.act import attempt, sentence
 from app.panels.page import Page, current_page, open_page
-from app.quality.jobs import QualityJobs, Status
+from app.panels.quality_text import given_text
+from app.quality.jobs import QualityJobs, Result, Status
 from app.quality.settings import CURRENT, current_setting
 from app.text.sentences import escape
 from workbench.quality.job_protocol import JobPlan
@@ -52,11 +53,16 @@ def start_job(
     *,
     probes: bool = False,
     time_limit_s: float = 0.0,
+    same_text: Result | None = None,
 ) -> bool:
-    """Start a job as the driving tab; what it is or why it is not stands in the answer's place."""
+    """Start a job as the driving tab; what it is or why it is not stands in the answer's place.
+
+    It reads the text that `same_text` was measured on, else the user's where one is given.
+    """
     random_layers = int(os.environ.get(RANDOM_LAYERS_VARIABLE) or 0)
 
     def run() -> str:
+        own = given_text() if same_text is None else jobs_of(page).text(same_text.text)
         jobs_of(page).start(
             JobPlan(
                 settings=settings,
@@ -68,6 +74,7 @@ def start_job(
                 random_layers=random_layers,
             ),
             kind,
+            own,
         )
         if len(settings) == 1:
             return page.texts("quality.started_one", name=settings[0].name)

@@ -32,7 +32,9 @@ def show_plot(page: Page) -> None:
         config=PLOT_CONFIG,
         alt=page.texts("quality.plot_alt", n=len(results)),
     )
-    texts_read = {(r.report.context, r.report.num_windows, r.weight_format) for r in results}
+    texts_read = {
+        (r.text, r.report.context, r.report.num_windows, r.weight_format) for r in results
+    }
     if len(texts_read) > 1:
         st.caption(page.texts("quality.different_texts"))
 

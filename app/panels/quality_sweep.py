@@ -7,6 +7,7 @@ import streamlit as st
 from app.panels.act import sentence
 from app.panels.page import Page, current_page, held
 from app.panels.quality_jobs import SIZES, jobs_of, start_job, sweep_plan
+from app.panels.quality_text import show_text
 from app.quality.settings import (
     current_setting,
     format_settings,
@@ -70,6 +71,7 @@ def show_sweep(page: Page) -> None:
             texts("quality.inside"), key=PROBES_KEY, help=texts("quality.inside_help"),
             disabled=page.locked,
         )  # fmt: skip
+    show_text(page)
     with st.expander(texts("quality.file"), key="sweep_more"):
         st.file_uploader(
             texts("quality.file"), type=["json", "toml"], key=FILE_KEY, on_change=file_dropped,

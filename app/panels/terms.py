@@ -7,7 +7,7 @@ from app.panels.page import Page
 NOTEBOOK_URL = "http://localhost:8888/lab/tree/01_paged_cache.ipynb"
 TERMS = (
     "G1", "G2", "G3", "block", "slab", "refs", "hash", "hit_rate", "mass", "ttft_p50", "itl_p50",
-    "watermark", "preemption", "recompute_tax", "kept_mass", "shadow",
+    "watermark", "preemption", "recompute_tax", "waste", "kept_mass", "shadow",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import streamlit as st
 
 from app.panels.act import apply_changes, attempt
 from app.panels.page import Page, current_page, open_page
+from app.panels.tiers_outages import outage_lines, show_outages
 from app.panels.tiers_worth import REFRESH_S, tiers_of
 from app.text.sentences import escape
 from workbench.tier_views import TiersReport
@@ -32,6 +33,7 @@ def show_faults(page: Page, report: TiersReport | None) -> None:
             )  # fmt: skip
         st.button(texts("tiers.slow"), key="fault_slow", on_click=slow_down,
                   disabled=page.locked or not on, help=texts("tiers.slow_help"))  # fmt: skip
+    show_outages(page, report)
     if not on:
         st.caption(texts("tiers.faults_off"))
     st.fragment(_counted, run_every=REFRESH_S, key="tiers_counted")()
@@ -68,6 +70,8 @@ def _counted() -> None:
         for tier in (report.tiers if report is not None else [])
         for reason, count in tier.faults.items()
     ]
+    for line in outage_lines(texts, report) if report is not None else []:
+        st.caption(escape(line))
     st.markdown(f"**{texts('tiers.counted')}**")
     if not counted:
         st.caption(texts("tiers.none_counted"))

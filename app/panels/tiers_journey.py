@@ -6,13 +6,15 @@ import streamlit as st
 from app.panels.act import attempt
 from app.panels.page import Page, current_page
 from app.panels.tiers_worth import PLOT_CONFIG
+from app.text import Texts
 from app.text.sentences import escape
 from app.tiers.figures import journey_figure
 from workbench.errors import WorkbenchError
-from workbench.tier_views import BlockMove
+from workbench.tier_views import BlockMove, HoldView
 
 SHORT = 12  # hex digits shown of a hash
-HOLDS = {"lease": 60.0, "soft": 600.0, "hard": 0.0, "none": 0.0}  # seconds, where it has an end
+# Seconds, where a hold has an end: Mooncake Store's lease and soft pin.
+HOLDS = {"lease": 10.0, "soft": 1800.0, "hard": 0.0, "none": 0.0}
 
 
 def show_journey(page: Page) -> None:
@@ -75,10 +77,23 @@ def hold(key: str, kind: str) -> None:
 
     def run() -> str:
         held = page.engine.client.hold_block(key, kind, HOLDS[kind])
-        told = f"tiers.hold_done.{kind}" if held else "tiers.hold_absent"
-        return page.texts(told, block=key[:SHORT])
+        return told_of_hold(page.texts, held, kind, key[:SHORT])
 
     attempt(page, run)
+
+
+def told_of_hold(texts: Texts, held: HoldView, kind: str, block: str) -> str:
+    """What a hold does, and in which tiers it can do nothing."""
+    if not held.key:
+        return texts("tiers.hold_absent", block=block)
+    if kind == "none":
+        return texts("tiers.hold_done.none", block=block)
+    told = [texts(f"tiers.hold_done.{kind}", block=block)] if held.tiers else []
+    if held.loose:
+        told.append(texts("tiers.hold_loose", tiers=", ".join(held.loose), block=block))
+    if held.others:
+        told.append(texts("tiers.hold_others", tiers=", ".join(held.others)))
+    return " ".join(told)
 
 
 def _moves(page: Page, key: str) -> list[BlockMove]:

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from app.panels.page import Page, open_page
-from app.tiers.figures import flow_figure
+from app.tiers.figures import HEIGHT_PX, flow_figure
 from workbench.errors import WorkbenchError
 from workbench.tier_views import TierReport, TiersReport
 
@@ -129,11 +129,35 @@ def _placement_lines(page: Page, report: TiersReport) -> list[str]:
     return lines
 
 
-def show_flow(page: Page, report: TiersReport) -> None:
-    """Bytes from tier to tier since the start."""
-    figure = flow_figure(page.texts, report)
-    if figure is None:
-        st.caption(page.texts("tiers.no_flow"))
+def show_flow() -> None:
+    """Bytes from tier to tier, drawn anew every few seconds."""
+    st.fragment(_flow, run_every=REFRESH_S, key="tiers_flow_now")()
+
+
+def _flow() -> None:
+    page = open_page()
+    texts, report = page.texts, tiers_of(page)
+    if report is None or not report.flows:
+        st.caption(texts("tiers.no_flow" if report is not None else "tiers.not_yet"))
         return
-    st.plotly_chart(figure, key="tiers_flow", config=PLOT_CONFIG, alt=page.texts("tiers.flow_alt"))
-    st.caption(page.texts("tiers.flow_basis"))
+    window = f"{report.flow_window_s:g}"
+    figure = flow_figure(texts, report)
+    with st.container(height=HEIGHT_PX + 20, border=False):  # what is below stays where it is
+        if figure is None:
+            st.caption(texts("tiers.flow_idle", seconds=window))
+        else:
+            st.plotly_chart(
+                figure, key="tiers_flow", config=PLOT_CONFIG,
+                alt=texts("tiers.flow_alt", seconds=window),
+            )  # fmt: skip
+    rows = [
+        {
+            texts("tiers.column.from"): flow.source,
+            texts("tiers.column.to"): flow.to,
+            texts("tiers.column.rate"): f"{flow.bytes_per_s / 2**20:,.2f}",
+            texts("tiers.column.moved"): f"{flow.num_bytes / 2**20:,.1f}",
+        }
+        for flow in report.flows
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28)
+    st.caption(texts("tiers.flow_basis", seconds=window))

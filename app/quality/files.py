@@ -43,6 +43,7 @@ def row_of(result: Result) -> dict[str, Any]:
         "seed": report.seed,
         "weight_format": result.weight_format,
         "full_format": report.full_format,
+        "text": result.text,
         "seconds": report.seconds,
         "changes": " ".join(f"{path}={value}" for path, value in report.changes.items()),
     }

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import msgspec
+
 from app.job_process import JobProcess
+from app.quality.own_text import OwnText, TextFile
 from workbench.clock import Clock, RealClock
-from workbench.errors import WorkbenchError
+from workbench.errors import RequestError, WorkbenchError
 from workbench.quality import job_protocol as protocol
 from workbench.quality.job_protocol import JobPlan, ModelLine, ProbesLine, ProgressLine
 from workbench.quality.results import QualityReport
@@ -15,6 +18,7 @@ from workbench.quality.results import QualityReport
 MODULE = "workbench.quality.job"
 LINE_BYTES = 16 * 2**20
 MAX_RESULTS = 500
+MAX_TEXTS = 16  # texts of the user's, so that a report can be looked into on the same one
 
 
 class JobBusyError(WorkbenchError):
@@ -25,7 +29,8 @@ class JobBusyError(WorkbenchError):
 class Result:
     """A setting's report, and what was asked when it was measured.
 
-    `job` counts jobs; `live`: asked for the running engine's own setting.
+    `job` counts jobs; `live`: asked for the running engine's own setting. `text`: the label of the
+    user's text that was read, empty for the built-in one.
     """
 
     report: QualityReport
@@ -34,6 +39,7 @@ class Result:
     live: bool
     probes: ProbesLine | None = None
     final: bool = False  # its job is over
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,9 @@ class QualityJobs:
         self._status = Status()
         self._results: dict[str, Result] = {}
         self._model: ModelLine | None = None
+        self._file: TextFile | None = None  # the newest job's text
+        self._label = ""  # of that text
+        self._texts: dict[str, OwnText] = {}
 
     @property
     def status(self) -> Status:
@@ -103,11 +112,23 @@ class QualityJobs:
         end = self.clock.now_s() if status.running else status.ended_s
         return end - status.started_s
 
-    def start(self, plan: JobPlan, kind: str) -> int:
-        """Start a job; returns its number. Raises JobBusyError while another one runs."""
+    def text(self, label: str) -> OwnText | None:
+        """The text of a label, None for the built-in one; RequestError if it is held no more."""
+        with self._lock:
+            if label and label not in self._texts:
+                raise RequestError(f"the text {label} is no longer held: choose its file again, "
+                                   "and measure the setting anew")  # fmt: skip
+            return self._texts.get(label)
+
+    def start(self, plan: JobPlan, kind: str, own: OwnText | None = None) -> int:
+        """Start a job, on a text of the user's if there is one; returns its number.
+
+        Raises JobBusyError while another one runs.
+        """
         with self._lock:
             if self._status.running:
                 raise JobBusyError("a measurement runs already: wait for it, or cancel it")
+            plan = self._with_text(plan, own)
             self._process = process = JobProcess(
                 MODULE, protocol.decode_line, LINE_BYTES, self._take, self._ended
             )
@@ -123,6 +144,19 @@ class QualityJobs:
         process.begin(plan)
         return self._status.number
 
+    def _with_text(self, plan: JobPlan, own: OwnText | None) -> JobPlan:
+        """The plan, reading the user's text from a file that lives as long as the job."""
+        self._label = own.label if own else ""
+        if own is None:
+            return plan
+        self._texts.pop(own.label, None)
+        self._texts[own.label] = own
+        while len(self._texts) > MAX_TEXTS:
+            del self._texts[next(iter(self._texts))]
+        self._file = TextFile(own)
+        read = msgspec.structs.replace(plan.plan, texts=(str(self._file.path),))
+        return msgspec.structs.replace(plan, plan=read)
+
     def cancel(self) -> bool:
         """Ask the running job to stop after its step; False when there is none."""
         with self._lock:
@@ -136,6 +170,7 @@ class QualityJobs:
         """Forget every report."""
         with self._lock:
             self._results.clear()
+            self._texts.clear()
             self._changed()
 
     def close(self) -> None:
@@ -159,9 +194,9 @@ class QualityJobs:
                     self._changed()
 
     def _put(self, report: QualityReport) -> None:
-        """Keep a report; its heat maps stay while they are those of the same changes."""
+        """Keep a report; its heat maps stay while they are those of the same changes and text."""
         status, old = self._status, self._results.get(report.name)
-        same = old is not None and old.report.changes == report.changes
+        same = old is not None and old.report.changes == report.changes and old.text == self._label
         self._names.add(report.name)
         self._results[report.name] = Result(
             report=report,
@@ -169,6 +204,7 @@ class QualityJobs:
             job=status.number,
             live=status.kind == "live",
             probes=old.probes if old is not None and same else None,
+            text=self._label,
         )
         while len(self._results) > MAX_RESULTS:
             del self._results[next(iter(self._results))]
@@ -176,6 +212,9 @@ class QualityJobs:
 
     def _ended(self, state: str, error: str) -> None:
         with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
             for name in self._names & self._results.keys():
                 self._results[name] = replace(self._results[name], final=True)
             self._status = replace(

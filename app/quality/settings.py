@@ -26,7 +26,14 @@ EXAMPLE = '[{"name": "int8", "cache.k_format": "int8", "cache.v_format": "int8"}
 # A family shares what its numbers mean, so that a plot can show it by one shape.
 FAMILIES = {
     "full": ("bf16", "fp32"),
-    "fp8": ("fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token", "fp8_e5m2"),
+    "fp8": (
+        "fp8_e4m3",
+        "fp8_e4m3_head",
+        "fp8_e4m3_token",
+        "fp8_e5m2",
+        "fp8_e5m2_head",
+        "fp8_e5m2_token",
+    ),
     "int": ("int8", "int4", "int3", "int2"),
     "rotated": ("int4_rotated", "turbo4", "turbo3"),
     "block": ("nvfp4",),

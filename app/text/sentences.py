@@ -4,7 +4,7 @@ from typing import Any
 
 from app.text import Texts
 from workbench.config import all_settings
-from workbench.views import ApplyReport
+from workbench.views import ApplyReport, WeightNote
 
 TIER_SIZES = ("tiers.dram_mib", "tiers.disk_mib", "tiers.shared_mib", "tiers.object_mib")
 
@@ -73,6 +73,11 @@ def _effects(texts: Texts, report: ApplyReport) -> list[str]:
     if report.num_preempted_requests:
         parts.append(texts("report.preempted", n=report.num_preempted_requests))
     return parts + [texts(f"note.{note}") for note in report.notes]
+
+
+def weight_notes(texts: Texts, notes: list[WeightNote]) -> list[str]:
+    """What to know of the loaded weights, a sentence each."""
+    return [texts(f"weight_note.{note.kind}", **note.values) for note in notes]
 
 
 def escape(text: str) -> str:

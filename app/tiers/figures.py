@@ -22,38 +22,50 @@ HEIGHT_PX = 340
 
 
 def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
-    """Bytes that went from tier to tier since the start; None while nothing has moved."""
+    """Bytes per second from tier to tier just now; None while nothing moves.
+
+    Senders on the left, receivers on the right, each at its place whatever moves.
+    """
     names = ["G1", *(tier.name for tier in report.tiers if tier.enabled)]
-    links = []
-    above = "G1"
-    for tier in report.tiers:
-        if not tier.enabled:
-            continue
-        links.append((above, tier.name, tier.stored_bytes))
-        links.append((tier.name, above, tier.loaded_bytes))
-        above = tier.name
-    links = [link for link in links if link[2]]
-    if not links:
+    flows = [
+        flow for flow in report.flows if flow.bytes_per_s and {flow.source, flow.to} <= {*names}
+    ]
+    if not flows:
         return None
-    place = {name: index for index, name in enumerate(names)}
-    colours = [LOOKS[name][0] for name in names]
+    senders = [name for name in names if any(flow.source == name for flow in flows)]
+    takers = [name for name in names if any(flow.to == name for flow in flows)]
     figure = go.Figure(
         go.Sankey(
+            arrangement="fixed",
             node={
-                "label": [texts("tiers.from", tier=n) for n in names]
-                + [texts("tiers.to", tier=n) for n in names],
-                "color": colours * 2, "pad": 18, "thickness": 14,
+                "label": [texts("tiers.from", tier=n) for n in senders]
+                + [texts("tiers.to", tier=n) for n in takers],
+                "color": [LOOKS[name][0] for name in senders + takers],
+                "x": [0.01] * len(senders) + [0.99] * len(takers),
+                "y": [_height(names, n) for n in senders] + [_height(names, n) for n in takers],
+                "pad": 18, "thickness": 14,
+                "hovertemplate": "%{label}: %{value:,.2f} MiB/s<extra></extra>",
             },
             link={
-                "source": [place[a] for a, _, _ in links],
-                "target": [len(names) + place[b] for _, b, _ in links],
-                "value": [size / 2**20 for _, _, size in links],
-                "color": [_faint(LOOKS[a][0]) for a, _, _ in links],
+                "source": [senders.index(flow.source) for flow in flows],
+                "target": [len(senders) + takers.index(flow.to) for flow in flows],
+                "value": [flow.bytes_per_s / 2**20 for flow in flows],
+                "color": [_faint(LOOKS[flow.source][0]) for flow in flows],
+                "customdata": [
+                    texts("tiers.flow_hover", source=flow.source, to=flow.to,
+                          total=f"{flow.num_bytes / 2**20:,.1f}")
+                    for flow in flows
+                ],
+                "hovertemplate": "%{value:,.2f} MiB/s, %{customdata}<extra></extra>",
             },
-            valuesuffix=" MiB", valueformat=",.1f",
         )
     )  # fmt: skip
     return laid_out(figure)
+
+
+def _height(names: Sequence[str], name: str) -> float:
+    """Where a tier's node stands, 0 above to 1 below."""
+    return (names.index(name) + 0.5) / len(names)
 
 
 def journey_figure(texts: Texts, moves: Sequence[BlockMove], names: Sequence[str]) -> go.Figure:

@@ -58,7 +58,7 @@ def _main(page: Page) -> None:
     with cost:
         show_cost(page, report)
     with flow:
-        show_flow(page, report)
+        show_flow()
     with journey:
         show_journey(page)
     with overlap:

@@ -220,6 +220,11 @@ class Scratch:
         return view
 
     @property
+    def buffers(self) -> list[Tensor]:
+        """All buffers, uint8."""
+        return list(self._buffers.values())
+
+    @property
     def bytes(self) -> int:
         """Bytes held by all buffers."""
         return sum(buffer.numel() for buffer in self._buffers.values())

@@ -102,7 +102,7 @@ def test_fetch_or_recompute(recompute_s: float, throttle: float, gate: bool, fet
     runner.one(tokens(126, 1), 2)  # pushes the prompt down
     engine.apply({"tiers.dram_throttle_mb_s": throttle})
     for _ in range(100):  # the average forgets the runs above, which took no time
-        engine.metrics.observe_prefill(1, recompute_s)
+        engine.metrics.prefill.observe(1, recompute_s)
     again = runner.add(prompt, 4)
     request = engine.requests[again]
     runner.step()

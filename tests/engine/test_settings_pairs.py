@@ -80,6 +80,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiers.watermark": (0.7, 1.0),
     "tiers.evict_ratio": (0.05, 0.3),
     "tiers.prefetch": PREFETCHES,
+    "tiers.prefetch_base_s": (0.0, 2.0),
+    "tiers.prefetch_per_ki_s": (0.0, 0.1),
+    "tiers.prefetch_most_s": (0.01, 30.0),
     "tiers.prestage": (False, True),
     "tiers.load": LOADS,
     "tiers.retrieval": RETRIEVALS,
@@ -143,7 +146,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 63
+NUM_ROWS = 59
 
 
 def accepts(row: Row) -> bool:

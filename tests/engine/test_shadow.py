@@ -1,8 +1,11 @@
 """I11: the identity setting on the same schedule costs exactly nothing; a lossy one does."""
 
+from typing import Any
+
 import pytest
 
 from tests.engine.harness import Runner, build, tokens
+from workbench.clock import ManualClock
 
 
 def shadowed(changes: dict, num_tokens: int = 30, steps_before: int = 0) -> object:
@@ -20,7 +23,7 @@ def shadowed(changes: dict, num_tokens: int = 30, steps_before: int = 0) -> obje
 ])  # fmt: skip
 def test_identity_is_exact(changes: dict) -> None:
     view = shadowed(changes)
-    assert view.num_scored_tokens == 30
+    assert (view.num_scored_tokens, view.num_positions) == (0, 30)
     assert view.kl_mean == 0.0 and view.kl_last == 0.0
     assert view.agreement == 1.0 and view.first_differing_token == -1
     assert view.state == "finished"
@@ -28,7 +31,7 @@ def test_identity_is_exact(changes: dict) -> None:
 
 def test_shadow_that_begins_in_the_middle() -> None:
     view = shadowed({}, steps_before=9)
-    assert 0 < view.num_scored_tokens < 30
+    assert 0 < view.num_positions < 30
     assert view.kl_mean == 0.0 and view.agreement == 1.0
 
 
@@ -80,3 +83,26 @@ def test_the_first_differing_token_is_where_two_plain_runs_part() -> None:
         if max(found) > 50:
             return
     raise AssertionError(f"no prompt parted after its first token: {found}")
+
+
+def test_what_the_shadow_takes_is_no_latency_of_the_engine() -> None:
+    """Its second pass takes 10 s of this clock; without it no time passes at all."""
+    clock = ManualClock()
+    runner = Runner(build({"tiers.gate": True, "tiers.dram_mib": 1.0}, clock=clock))
+    engine = runner.engine
+    request_id = runner.add(tokens(50), 8)
+    engine.start_shadow(request_id)
+    twin = engine.shadow._runner.run
+
+    def slow(*args: Any, **more: Any) -> Any:
+        clock.advance(10.0)
+        return twin(*args, **more)
+
+    engine.shadow._runner.run = slow
+    runner.drain()
+    assert clock.now_s() >= 80.0 and engine.shadow.view().num_positions == 8
+    assert engine.metrics.ttft_ms.values() == [0.0]
+    assert engine.metrics.itl_ms.values() == [0.0] * 7
+    assert set(engine.metrics.step_ms.values()) == {0.0}
+    assert engine.recorder.last.wall_ms == engine.recorder.last.other_ms == 0.0
+    assert engine.metrics.recompute_s(100) == 0.0

@@ -9,6 +9,7 @@ from workbench.clock import ManualClock
 from workbench.engine.views.tier_report import hold_block, tiers_report
 from workbench.errors import SettingError
 from workbench.snapshot import FLAG_PINNED, decode_frame
+from workbench.tier_views import HoldView
 from workbench.views import BlockView
 
 DRAM_PAGES = 40
@@ -55,20 +56,20 @@ def test_a_block_is_leased_pinned_and_let_go() -> None:
         runner.one(tokens(120, seed), 4)
     engine = runner.engine
     key = next(iter(entries(runner)))
-    assert hold_block(engine, key[:10], "lease", 60.0) == key
+    assert hold_block(engine, key[:10], "lease", 60.0).key == key
     view, _ = entries(runner)[key]
     assert (view.why, view.held_s, view.evict_rank) == ("leased", 60.0, 0)
-    assert hold_block(engine, key, "hard", 0.0) == key
+    assert hold_block(engine, key, "hard", 0.0) == HoldView(key=key, tiers=["G2"])
     view, _ = entries(runner)[key]
     assert (view.why, view.held_s) == ("held", None)
     for seed in range(3, 6):
         runner.one(tokens(120, seed), 4)
     assert key in entries(runner) and tiers_report(engine).tiers[0].num_held == 1
-    assert hold_block(engine, key, "none", 0.0) == key
+    assert hold_block(engine, key, "none", 0.0).key == key
     for seed in range(6, 9):
         runner.one(tokens(120, seed), 4)
     assert key not in entries(runner)
-    assert hold_block(engine, key, "hard", 0.0) == "" and hold_block(engine, "", "hard", 0.0) == ""
+    assert hold_block(engine, key, "hard", 0.0) == hold_block(engine, "", "hard", 0.0) == HoldView()
     engine.close()
 
 

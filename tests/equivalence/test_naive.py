@@ -136,6 +136,8 @@ VALUES: dict[str, list[Any]] = {  # of settings whose choices are not named, or 
     "tiers.shared_mib": [4.0, 0.0], "tiers.object_mib": [4.0],
     "tiers.object_url": ["<folder>", ""], "tiers.write_hits": [1], "tiers.watermark": [0.5],
     "tiers.evict_ratio": [0.2], "tiers.retrieval_share": [0.5], "tiers.backlog_s": [0.001],
+    "tiers.prefetch_base_s": [0.0], "tiers.prefetch_per_ki_s": [1.0],
+    "tiers.prefetch_most_s": [0.0],
     "scheduling.token_budget": [7, 64], "scheduling.max_num_seqs": [1, 32],
     "scheduling.chunk_tokens": [3, 64], "scheduling.watermark": [0.2],
     "retention.budget_tokens": [16, 64], "retention.sink_tokens": [0],

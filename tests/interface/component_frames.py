@@ -161,6 +161,7 @@ def _shadow() -> ShadowView:
     return ShadowView(
         request_id="r1",
         num_scored_tokens=40,
+        num_positions=57,
         kl_mean=0.0123,
         kl_last=0.0101,
         agreement=0.975,

@@ -151,18 +151,38 @@ def test_keys_act_only_where_they_should(browser: Browser) -> None:
         assert len(view.commands("play")) == 1, "the focused button itself"
 
 
-def test_the_chat_key_focuses_streamlits_box(browser: Browser) -> None:
+CHAT_BOX = """(() => { const t = document.createElement('textarea');
+  t.dataset.testid = 'stChatInputTextArea'; document.getElementById('knobs').append(t); })()"""
+IN_THE_CHAT = "document.activeElement.dataset.testid === 'stChatInputTextArea'"
+
+
+@pytest.mark.parametrize("view_name", ["live", "quality"])
+def test_the_chat_key_goes_to_the_chat_and_waits_for_its_box(
+    browser: Browser, view_name: str
+) -> None:
     with opened(browser) as view:
-        view.page.keyboard.press("/")
-        view.wait_command("focus_chat")
-        view.page.evaluate(
-            "(() => { const t = document.createElement('textarea');"
-            "t.dataset.testid = 'stChatInputTextArea';"
-            "document.getElementById('knobs').append(t); })()"
-        )
-        view.page.keyboard.press("/")
-        assert view.page.evaluate("document.activeElement.dataset.testid") == "stChatInputTextArea"
+        view.page.evaluate(f"rerun({{view: '{view_name}'}})")
+        for _ in range(2):
+            view.page.keyboard.press("/")
+        view.page.evaluate(CHAT_BOX)
+        view.page.wait_for_function(IN_THE_CHAT)
         assert view.page.locator("textarea").input_value() == ""
+        asked = [command["page"] for command in view.commands("go_page")]
+        assert asked == (["live"] if view_name == "quality" else [])
+        view.page.evaluate("document.activeElement.blur()")
+        view.page.keyboard.press("/")
+        assert view.page.evaluate(IN_THE_CHAT), "at once where it is there"
+
+
+def test_the_list_of_keys_names_those_that_do_something_here(browser: Browser) -> None:
+    with opened(browser) as view:
+        listed = view.page.locator("#strip [role=dialog] kbd").locator("visible=true")
+        for name, keys in (("live", 7), ("quality", 5), ("tiers", 5)):
+            view.page.evaluate(f"rerun({{view: '{name}'}})")
+            view.page.keyboard.press("?")
+            assert listed.count() == keys, name
+            assert "/" in listed.all_inner_texts()
+            view.page.keyboard.press("Escape")
 
 
 def test_a_viewer_cannot_drive_and_can_take_over(browser: Browser) -> None:
@@ -387,6 +407,10 @@ def test_the_replay_file_plays_offline(browser: Browser, tmp_path: Path) -> None
     page.goto(path.as_uri())
     page.wait_for_function("window.__kvw && __kvw.lastSeq >= 1")
     first = page.evaluate("__kvw.lastSeq")
+    page.keyboard.press("?")
+    keys = page.locator("[role=dialog] kbd").locator("visible=true").all_inner_texts()
+    assert "?" in keys and "/" not in keys, "a file has no chat"
+    page.keyboard.press("Escape")
     page.locator("[aria-label=Play]").click()
     page.wait_for_function(f"__kvw.lastSeq > {first + 3}")
     page.locator("[aria-label=Pause]").click()

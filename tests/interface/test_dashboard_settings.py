@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 
 from app import engine_owner
@@ -207,6 +208,9 @@ def loaded(
     folders = {case: write_case(tmp_path / case, case) for case in CASES}
     for folder in folders.values():
         (folder / "tokenizer.json").write_text(tiny_tokenizer())
+        path = folder / "model.safetensors"
+        halves = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
+        save_file(halves, path, {"format": "pt"})
     monkeypatch.setenv("KV_WORKBENCH_CACHE", str(tmp_path / "cache"))
     first = EngineConfig(model=ModelSettings(path=str(folders[CASES[0]]), max_model_len=64))
     client = EngineClient.start(first, wait=True)
@@ -225,6 +229,14 @@ def test_the_model_and_its_weights(loaded: tuple[EngineClient, dict[str, Path]])
     assert "took" in answer(app)
     seen = client.snapshot()
     assert seen.weight_format == "fp32" and seen.weight_bytes > num_bytes
+    assert not any("schedule" in str(caption.value) for caption in app.caption)
+    app = button(turn(app, "model.weight_format", "auto"), "apply")
+    assert client.snapshot().weight_format == "auto"
+    app = checked(app.run())
+    told = [str(caption.value) for caption in app.caption if "the schedule" in str(caption.value)]
+    assert len(told) == 1 and "bf16 above, so tokens depend on the schedule." in told[0]
+    app = button(turn(app, "model.weight_format", "fp32"), "apply")
+    seen = client.snapshot()
     app = button(turn(app, "model.path", "/nowhere"), "apply")
     assert client.snapshot().settings == seen.settings and client.state == "running"
     is_one_clear_sentence(answer(app), "Model path /nowhere does not exist")

@@ -16,7 +16,7 @@ from app.text.sentences import preview_sentence, report_sentence
 from workbench.config import all_settings
 from workbench.events import EVENT_KINDS
 from workbench.snapshot import ApplyReport
-from workbench.views import ApplyNote
+from workbench.views import ApplyNote, WeightNoteKind
 
 APP = Path(__file__).resolve().parents[2] / "app"
 
@@ -69,6 +69,7 @@ def test_settings_events_and_terms_have_texts() -> None:
     wanted = [f"knob.{path}.{part}" for path in all_settings() for part in ("label", "help")]
     wanted += [f"event.{kind}" for kind in EVENT_KINDS]
     wanted += [f"note.{note}" for note in get_args(ApplyNote)]
+    wanted += [f"weight_note.{kind}" for kind in get_args(WeightNoteKind)]
     wanted += [f"{part}.{term}" for term in TERMS for part in ("word", "term")]
     assert [key for key in wanted if key not in strings] == []
 

@@ -48,9 +48,14 @@ def shared(inner: Callable[[Array], Array], scale: float) -> Callable[[Array], A
     return lambda x: inner(x / scale) * scale
 
 
-def fp8_token(x: Array) -> Array:
-    scale = positive(np.abs(x).max(-1, keepdims=True) / 448)
-    return e4m3(x / scale) * scale
+def fp8_token(inner: Callable[[Array], Array], top: float) -> Callable[[Array], Array]:
+    """One scale a token: its largest number becomes the type's."""
+
+    def encode(x: Array) -> Array:
+        scale = positive(np.abs(x).max(-1, keepdims=True) / top)
+        return inner(x / scale) * scale
+
+    return encode
 
 
 def int8(x: Array) -> Array:
@@ -182,7 +187,9 @@ KEYS: dict[str, Callable[[Array], Array]] = {
     "fp8_e4m3": e4m3,
     "fp8_e4m3_head": e4m3,
     "fp8_e5m2": e5m2,
-    "fp8_e4m3_token": fp8_token,
+    "fp8_e5m2_head": e5m2,
+    "fp8_e4m3_token": fp8_token(e4m3, 448),
+    "fp8_e5m2_token": fp8_token(e5m2, 57344),
     "int8": int8,
     "int4": per_token(4),
     "int3": per_token(3),

@@ -17,7 +17,7 @@ from tests.kernels.float64_encoders import KEYS, VALUES, lloyd_max, shared
 
 TOKENWISE = [fmt for fmt in FORMATS if not FORMATS[fmt].key.grouped]
 GROUPED = [fmt for fmt in FORMATS if FORMATS[fmt].key.grouped]
-SHARED = {"fp8_e4m3", "fp8_e5m2", "fp8_e4m3_head", "nvfp4"}
+SHARED = {"fp8_e4m3", "fp8_e5m2", "fp8_e4m3_head", "fp8_e5m2_head", "nvfp4"}
 
 
 def like_keys(*shape: int, seed: int = 0) -> Tensor:
@@ -253,7 +253,8 @@ def test_each_request_of_a_ragged_batch_is_as_alone(fmt: str) -> None:
 # stored bits per number of K and of V at D = 64 and pages of 32 slots
 BITS = {
     "bf16": (16, 16), "fp32": (32, 32), "fp8_e4m3": (8, 8), "fp8_e5m2": (8, 8),
-    "fp8_e4m3_head": (8, 8), "fp8_e4m3_token": (8.25, 8.25), "int8": (8.25, 8.25),
+    "fp8_e4m3_head": (8, 8), "fp8_e4m3_token": (8.25, 8.25),
+    "fp8_e5m2_head": (8, 8), "fp8_e5m2_token": (8.25, 8.25), "int8": (8.25, 8.25),
     "int4": (4.5, 4.5), "int4_rotated": (4.5, 4.5), "nvfp4": (4.5, 4.5), "int3": (3.5, 3.5),
     "int2": (3, 3), "turbo4": (4.25, 4.5), "turbo3": (3.25, 3.5), "kivi4": (5, 5),
     "kivi3": (4, 4), "kivi2": (3, 3), "kvquant4": (4.5, 5), "kvquant3": (3.5, 4),

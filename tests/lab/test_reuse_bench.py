@@ -56,18 +56,18 @@ def test_a_scan_does_not_flush_what_is_used_again(name: str) -> None:
 
 def test_cost_aware_keeps_what_is_dear_and_ages() -> None:
     order = builtin_registry().create("eviction", "cost-aware", 4)
-    order.inserted(0, 5.0)
-    order.inserted(1, 1.0)
+    order.inserted(0, "a", 5.0)
+    order.inserted(1, "b", 1.0)
     assert order.rank[1] < order.rank[0]
     order.removed(0)
-    order.inserted(2, 1.0)
+    order.inserted(2, "c", 1.0)
     assert order.rank[2] > order.rank[1], "what enters later starts at the worth of what went"
 
 
 def test_predictive_expects_a_regular_block_back() -> None:
     order = builtin_registry().create("eviction", "predictive", 3)
-    order.inserted(0, 1.0)
-    order.inserted(1, 1.0)
+    order.inserted(0, "a", 1.0)
+    order.inserted(1, "b", 1.0)
     for _ in range(5):
         order.hit(0)
     order.hit(1)

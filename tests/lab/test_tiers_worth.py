@@ -1,6 +1,7 @@
 """`workbench bench tiers` in small: hits after a restart, faults, and a trace with known rates."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,19 @@ def test_a_new_process_finds_what_another_one_stored() -> None:
         assert ratio is not None and ratio > 0
 
 
+@pytest.mark.long  # a store that failed is left alone for seconds, four times
 @pytest.mark.timeout(180)
 def test_nothing_wrong_is_read_and_nothing_lost_under_faults(tmp_path: Path) -> None:
     found = by_name(measure_faults(quiet, tmp_path, fault_run.QUICK))
     assert found["fault_wrong_bytes"].value == 0
     assert found["fault_lost_requests"].value == 0
     assert found["fault_uncounted"].value == 0
-    assert "a killed store" in found["fault_wrong_bytes"].note
+    assert found["fault_lost_loads"].value == 0 and found["fault_wrong_tokens"].value == 0
+    assert found["fault_kinds_unmet"].value == 0, found["fault_kinds_unmet"].note
+    told = found["fault_wrong_bytes"].note
+    for name in ("a killed store", "refused connections", "a silent port", "(ENOSPC)"):
+        assert name in told
+    assert re.match(r"of \d\d+ requests to an engine", found["fault_lost_requests"].note)
 
 
 def test_prestaging_spares_waiting_for_pages() -> None:

@@ -25,6 +25,7 @@ from workbench.model.weights import (
     PrepackedGatedLinear,
     PrepackedLinear,
 )
+from workbench.views import WeightNote
 
 
 def unaligned(rows: int, columns: int) -> torch.Tensor:
@@ -171,10 +172,12 @@ def test_fingerprints_differ_by_format(folder: Path) -> None:
 
 def test_real_formats_say_what_they_are(real_model: Callable[[str], LoadedModel]) -> None:
     stored, auto = real_model("as_stored"), real_model("auto")
-    assert stored.notes == ("Q8_0 kept as int8",)
+    kept = WeightNote(kind="kept", values={"stored": "Q8_0", "format": "int8"})
+    assert stored.notes == (kept,) and kept.plain() == "Q8_0 weights kept as int8"
     assert stored.decoder.weight_bytes < 96_000_000 < real_model("bf16").decoder.weight_bytes
     assert auto.decoder.schedule_dependent and not stored.decoder.schedule_dependent
-    assert any("depend on the schedule" in note for note in auto.notes)
+    assert [note.kind for note in auto.notes] == ["kept", "auto"]
+    assert "so tokens depend on the schedule" in auto.notes[1].plain()
     assert stored.decoder.compute_dtype == torch.bfloat16
 
 

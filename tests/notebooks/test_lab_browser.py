@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 TOKEN = "grid-test"
@@ -28,6 +28,11 @@ write = SamplingParams(max_tokens=900, ignore_eos=True)
 engine.add_request(RequestSpec(token_ids=list(range(1, 60)), sampling=write))""",
     "grid = live_grid(engine)\ngrid.step(40)",
 )
+
+# A notebook shows a cell of its own before the file's, and its kernel's name before that runs.
+READY = f"""() => document.querySelectorAll('.jp-Notebook .jp-Cell').length === {len(CELLS)}
+    && document.querySelector('.jp-KernelName').innerText.includes('Python 3')
+    && document.querySelector('.jp-Notebook-ExecutionIndicator').dataset.status === 'idle'"""
 
 
 @contextmanager
@@ -55,6 +60,16 @@ def lab(folder: Path) -> Iterator[str]:
         server.wait(30)
 
 
+def run_all(page: Page) -> None:
+    """Run each cell by its keys, once the one before has ended."""
+    page.wait_for_function(READY, timeout=120_000)
+    page.locator(".jp-Notebook .jp-Cell").first.click()
+    for number in range(1, len(CELLS) + 1):
+        page.keyboard.press("Shift+Enter")
+        prompt = page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").nth(number - 1)
+        expect(prompt).to_have_text(f"[{number}]:", timeout=120_000)
+
+
 @pytest.mark.browser
 def test_the_grid_follows_the_engine_and_a_click_selects(
     tmp_path: Path, chromium_path: str
@@ -75,10 +90,7 @@ def test_the_grid_follows_the_engine_and_a_click_selects(
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(f"{address}/lab/tree/grid.ipynb?reset&token={TOKEN}", timeout=90_000)
-        page.locator(".jp-Notebook .jp-Cell").first.click(timeout=90_000)
-        page.wait_for_selector("text=Python 3", timeout=60_000)
-        for _ in CELLS:
-            page.keyboard.press("Shift+Enter")
+        run_all(page)
         page.wait_for_function("window.__kvw?.snapshot?.step === 40", timeout=120_000)
         page.wait_for_timeout(500)
         planes = page.evaluate("__kvw.readCells('G1')")

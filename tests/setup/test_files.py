@@ -106,6 +106,18 @@ def test_structure_names_every_package(repo_root: Path) -> None:
     assert not missing, f"docs/structure.md has no line for {missing}"
 
 
+def test_structure_names_no_package_without_code(repo_root: Path) -> None:
+    text = (repo_root / "docs/structure.md").read_text()
+    folders = re.findall(r"^\| `([\w/]+)/` \|", text, re.MULTILINE)
+    empty = [name for name in folders if not _holds_code(repo_root / name)]
+    assert len(folders) > 20 and not empty, f"docs/structure.md tells of {empty}, where no code is"
+
+
+def _holds_code(folder: Path) -> bool:
+    found = (path for kind in ("py", "ipynb") for path in folder.rglob(f"*.{kind}"))
+    return any(path.stat().st_size > 0 for path in found)
+
+
 def test_wheel_contains_the_packages(repo_root: Path, tmp_path: Path) -> None:
     """Built from a copy of the sources, so that nothing is left beside them."""
     subprocess.run(

@@ -413,13 +413,75 @@ SMALL_DISK = """
 """
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A real file system of 64 MiB, mounted in a namespace of the child's own."""
+BRIM = """
+    import errno
+    import os
+    from tests.spatial.media import numbered, read, reasons
+    from workbench.errors import TierError
+    from workbench.spatial.hierarchy.disk_file import DiskFile
+    from workbench.spatial.hierarchy.object_store import ObjectStore
+    root = {root!r}
+    folder = os.path.join(root, "objects")
+    early = ObjectStore(folder)
+    kept = [numbered(number) for number in range(8)]
+    assert reasons(early.put(kept)) == [""] * 8
+    disk = DiskFile(os.path.join(root, "tier"), 32 << 20)
+
+    stranger = os.path.join(root, "stranger")
+    with open(stranger, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    assert os.statvfs(root).f_bavail == 0, "filled to the brim"
+
+    puts = [numbered(number) for number in range(300)]
+    assert set(reasons(disk.put(puts))) == {{""}}, "its blocks were its own before"
+    assert all(read(disk, put) == "" for put in puts)
+    assert not disk.resize(40 << 20) and disk.capacity_bytes == 32 << 20
+    assert all(read(disk, put) == "" for put in puts)
+    disk.check()
+    try:
+        DiskFile(os.path.join(root, "another"), 8 << 20)
+        raise SystemExit("a file was made where no block is free")
+    except TierError as error:
+        print(error)
+
+    late = [numbered(number) for number in range(100, 120)]
+    print(sorted(set(reasons(early.put(late)))))
+    assert early.probe([put.record.key for put in late]) == [None] * 20, "no half of an object"
+    assert all(read(early, put) == "" for put in kept)
+    half = [name for _, _, names in os.walk(folder) for name in names if "#" in name]
+    print(len(half), early.real_bytes == sum(early.charge_bytes(put.record) for put in kept))
+
+    os.unlink(stranger)
+    assert reasons(early.put(late)) == [""] * 20 and all(read(early, put) == "" for put in late)
+    assert disk.resize(40 << 20)
+    early.close(True)
+    disk.close(False)
+"""
+
+
+def small_disk(tmp_path: Path) -> list[str]:
+    """Words before a command that see a file system of 64 MiB there, as nobody else does."""
     options = ["-m"] if os.geteuid() == 0 else ["-rm"]
     mount = f'mount -t tmpfs -o size=64m tmpfs {tmp_path} && exec "$@"'
     command = ["unshare", *options, "sh", "-c", mount, "sh"]
     if subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("no rights to mount: test_a_file_that_may_not_be_so_large stands in")
+    return command
+
+
+def test_a_disk_filled_to_the_brim_by_somebody_else(tmp_path: Path) -> None:
+    told, faults, left = child(BRIM.format(root=str(tmp_path)), *small_disk(tmp_path)).splitlines()
+    assert "(0 MiB are free): choose a smaller tiers.disk_mib" in told
+    assert faults == "['disk_full']"
+    assert left == "0 True", "nothing of what did not fit stays, and it is not counted"
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    command = small_disk(tmp_path)
     first, way = child(SMALL_DISK.format(root=str(tmp_path)), *command).splitlines()
     assert re.fullmatch(
         r"the disk has no room for '.*pages.kv' of 100 MiB \(\d+ MiB are free\): choose a smaller "

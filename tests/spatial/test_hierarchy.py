@@ -19,6 +19,8 @@ def test_a_page_comes_back_from_dram(harness):
     assert t.store(t.key(1))
     assert t.is_hit(t.key(1))
     assert t.load([t.key(1), t.key(2)]) == ["G2", ""]
+    assert t.h.stats().tiers[0].num_hits == 0, "asking alone counts nothing"
+    t.h.count_lookups([t.key(1), t.key(2)])
     g2 = t.h.stats().tiers[0]
     assert (g2.num_hits, g2.num_misses, g2.num_loads, g2.num_stores) == (1, 1, 1, 1)
     assert g2.loaded_bytes == g2.stored_bytes == t.page_bytes

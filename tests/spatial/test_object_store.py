@@ -191,7 +191,7 @@ def test_two_threads_put_the_same_keys(tmp_path: Path) -> None:
         (f"s3://user:{SECRET}@bucket/kv", "may not hold a user or password"),
         ("ftp://host/x", "give /folder, file:///folder or s3://bucket"),
         ("relative/folder", "give /folder"),
-        ("s3://Bucket_/kv?x=1", "a bucket's name as S3 has it"),
+        ("s3://Bucket_/kv", "a bucket's name as S3 has it"),
         ("s3://bucket/kv", "needs credentials: set AWS_ACCESS_KEY_ID"),
     ],
 )

@@ -358,7 +358,7 @@ def welcome_of(nixl: bytes) -> Welcome:
 @nixl_only
 def test_metadata_of_something_else(address: str) -> None:
     with pytest.raises(MediumFault, match="NIXL knows no such agent") as caught:
-        RemoteArena.attach(welcome_of(b"a picture of a cat"), address, time.monotonic)
+        RemoteArena.attach(welcome_of(b"a picture of a cat"), time.monotonic)
     assert caught.value.reason == "foreign"
 
 
@@ -369,5 +369,5 @@ def test_another_arena_than_the_one_told_of(offer: Serve, address: str) -> None:
     told = client._link.welcome
     other = Welcome(**{name: getattr(told, name) for name in told.__struct_fields__} | {"arena": 3})
     with pytest.raises(MediumFault, match="is not that of a shared store"):
-        RemoteArena.attach(other, address, time.monotonic)
+        RemoteArena.attach(other, time.monotonic)
     client.close(keep=False)

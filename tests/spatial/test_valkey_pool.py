@@ -1,4 +1,3 @@
-import math
 import os
 import signal
 import socket
@@ -127,7 +126,6 @@ def test_a_killed_server_is_unreachable_and_works_again(server: ValkeyServer, ad
     assert read(pool, puts[0]) == "unreachable"
     assert pool.probe([key_of(1)]) == [None]
     assert reasons(pool.remove([key_of(1)])) == ["unreachable"]
-    assert pool.match_prefix([key_of(1)]) == (0, 1)
     assert list(pool.scan()) == [] and pool.real_bytes == 0
     assert time.monotonic() - start < 2
     server.start()
@@ -237,21 +235,6 @@ def test_the_charge_covers_what_the_server_counts(
     assert pool.real_bytes <= charge <= pool.real_bytes + 4096 + 256
     assert allocated_bytes(size, True) >= size  # jemalloc's classes: at most a quarter above
     assert allocated_bytes(size, True) <= (size + 64) * 1.25 + 16
-    pool.close(keep=False)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 8, 33, 100])
-def test_the_longest_prefix_by_binary_search(address: str, length: int) -> None:
-    pool = ValkeyPool(address)
-    puts = [put_of(key_of(number), page_of(number, 512), 1) for number in range(length)]
-    keys = [put.record.key for put in puts]
-    for there in sorted({0, 1, length // 2, length - 1, length}):
-        pool.remove(keys)
-        pool.put(puts[:there])
-        found, probes = pool.match_prefix(keys)
-        assert found == there
-        assert probes <= math.ceil(math.log2(length)) + 1
-    assert pool.match_prefix([]) == (0, 0)
     pool.close(keep=False)
 
 

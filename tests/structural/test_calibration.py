@@ -97,7 +97,7 @@ def _encoder(own: dict[str, np.ndarray], plane: str, name: str, bits: int):
 
 def test_shared_scales_use_the_whole_type(known: Calibration) -> None:
     scaled = Calibration(known.tensors, known.fingerprint, TEXT, scales=True)
-    for name in ("fp8_e4m3", "fp8_e4m3_head", "nvfp4", "fp8_e5m2"):
+    for name in ("fp8_e4m3", "fp8_e4m3_head", "nvfp4", "fp8_e5m2", "fp8_e5m2_head"):
         spec = PageSpec(2, 2, 16, 16, name, name)
         assert (known.state(spec, (0, 1), (0, 1), "cpu").k_scale == 1).all(), "only where asked"
         state = scaled.state(spec, (0, 1), (0, 1), "cpu")

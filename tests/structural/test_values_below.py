@@ -86,7 +86,9 @@ def test_bytes_leave_hbm_and_are_counted_in_dram() -> None:
     assert below == pages * alone == stack.values.num_bytes
     lines = {line.name: line.num_bytes for line in ledger(reports["dram"][1])[0]}
     assert lines["dram_tier"] >= below
-    assert lines["scratch"] == stack.store.scratch.bytes + stack.runner.split.scratch_bytes
+    split = stack.runner.split
+    assert lines["scratch"] == stack.store.scratch.bytes + split.scratch.bytes
+    assert lines["staging"] == split.stage.num_bytes > 0
     assert touched_bytes(reports["dram"][1]) < touched_bytes(reports["hbm"][1])
     for _, _, runner in reports.values():
         runner.drain()

@@ -35,7 +35,7 @@ class BlockPool(BlockState):
         slab_bytes: int,
         smallest_page_bytes: int,
         index: PrefixIndex,
-        before_evict: Callable[[Row], None],
+        before_evict: Callable[[Row], object],
     ) -> None:
         super().__init__(num_slabs, slab_bytes // smallest_page_bytes)
         self.slab_bytes = slab_bytes

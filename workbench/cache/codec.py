@@ -53,13 +53,15 @@ class Codec(Protocol):
     """Encodes one page. `number` names it in a blob for ever; a lossless one has no numerics tag.
 
     Implementations are used by one thread at a time. `shared_bytes`: memory of what its blobs have
-    in common (probability tables).
+    in common (probability tables). `alone`: no other process reads the blobs, so they may need what
+    was learned here.
     """
 
     name: str
     number: int
     numerics: str
     shared_bytes: int
+    alone: bool
 
     def encode(
         self, page: np.ndarray, parts: tuple[RowPart, ...] | None = None

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvkernels.layout import PageSpec
 
@@ -56,10 +57,15 @@ class Geometry:
 
     def layer_set_of(self, layer: int) -> tuple[LayerSet, int]:
         """The layer set of a model layer, and the layer's index inside its groups' pages."""
-        for layer_set in self.layer_sets:
-            if layer in layer_set.layers:
-                return layer_set, layer_set.layers.index(layer)
-        raise ValueError(f"layer {layer} is in no group")
+        return self._places[layer]
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[LayerSet, int]]:
+        return {
+            layer: (layer_set, local)
+            for layer_set in self.layer_sets
+            for local, layer in enumerate(layer_set.layers)
+        }
 
 
 def build_geometry(grouping: str, *, num_layers: int, num_kv_heads: int, head_dim: int) -> Geometry:

@@ -62,10 +62,14 @@ class PageBounds:
         return self.landmarks, self.cosines is not None
 
     @property
+    def buffers(self) -> list[Tensor]:
+        """What its bytes lie in."""
+        return [part for part in (self.tensor, self.cosines) if part is not None]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
-        parts = (self.tensor, self.cosines)
-        return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
+        return sum(part.untyped_storage().nbytes() for part in self.buffers)
 
     def page_bytes(self, group: int) -> int:
         """Bytes that a query reads of one page's bounds in one layer."""

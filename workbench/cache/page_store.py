@@ -13,6 +13,7 @@ from kvkernels.layout import PageSpec
 from kvkernels.pages import decode_pages, encode_pages, plane_view
 from torch import Tensor
 
+from workbench.cache.device_copies import DeviceCopies
 from workbench.cache.geometry import Group
 
 
@@ -65,6 +66,7 @@ class PageStore:
         self._states: dict[tuple[tuple[int, ...], PageSpec], FormatState] = {}
         self.bases: dict[int, OwnBasis] = {}  # of requests, by number (`RequestBlocks.basis`)
         self._host = self.arena.numpy() if device == "cpu" else None
+        self._copies = DeviceCopies(self.arena) if self.arena.is_cuda else None
 
     @property
     def num_bytes(self) -> int:
@@ -115,7 +117,10 @@ class PageStore:
         return pages[0] if len(pages) == 1 else np.concatenate(pages)
 
     def write_row(self, parts: Sequence[tuple[int, PageSpec]], row: np.ndarray) -> None:
-        """Write a row's bytes back; raises ValueError if the length differs."""
+        """Write a row's bytes back; raises ValueError if the length differs.
+
+        On a GPU `row` has to stay as it is until `settle`; so has what `write_pieces` writes.
+        """
         if len(row) != sum(spec.page_bytes for _, spec in parts):
             raise ValueError(f"a row of {len(row)} bytes does not fit pages of {parts}")
         start = 0
@@ -137,6 +142,11 @@ class PageStore:
             self._write(offset, data[start : start + size])
             start += size
 
+    def settle(self) -> None:
+        """Wait until all rows and pieces lie where they were written to."""
+        if self._copies is not None:
+            self._copies.settle()
+
     def lift(self, parts: Sequence[tuple[int, PageSpec]]) -> list[Tensor]:
         """Copies of pages on their device, uint8 [page_bytes] each, to `lay` down elsewhere."""
         return [self.arena[offset : offset + spec.page_bytes].clone() for offset, spec in parts]
@@ -151,12 +161,16 @@ class PageStore:
     def _read(self, offset: int, size: int) -> np.ndarray:
         if self._host is not None:
             return self._host[offset : offset + size]
+        if self._copies is not None:
+            return self._copies.down(offset, size)
         page: np.ndarray = self.arena[offset : offset + size].cpu().numpy()
         return page
 
     def _write(self, offset: int, page: np.ndarray) -> None:
         if self._host is not None:
             self._host[offset : offset + len(page)] = page
+        elif self._copies is not None:
+            self._copies.up(offset, page)
         else:
             self.arena[offset : offset + len(page)].copy_(torch.from_numpy(page.copy()))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from workbench.cache.keys import TierKey
+from workbench.cache.keys import PrefixKey, TierKey
 
 if TYPE_CHECKING:
     from workbench.cache.block_pool import BlockPool
@@ -28,7 +28,8 @@ class PageFacts:
 
     `mass`: share of its attention that a query which could see them gave the page's tokens, mean
     over layers and heads; None while it was not observed. `num_hits`: while it was in HBM. `uses`
-    fade with a half-life of 60 s; storing it is the first.
+    fade with a half-life of 60 s; storing it is the first. `token_ids` and `parent_key` are those
+    of its row, empty where another process has written it.
     """
 
     num_tokens: int = 0
@@ -37,6 +38,8 @@ class PageFacts:
     num_hits: int = 0
     uses: float = 0.0
     used_s: float = 0.0
+    token_ids: tuple[int, ...] = ()
+    parent_key: PrefixKey | None = None
 
     def use(self, now_s: float) -> None:
         """It was stored or asked for now."""
@@ -46,6 +49,7 @@ class PageFacts:
     def renew(self, seen: "PageFacts") -> None:
         """It was in HBM again meanwhile."""
         self.num_tokens, self.first_token = seen.num_tokens, seen.first_token
+        self.token_ids, self.parent_key = seen.token_ids, seen.parent_key
         self.num_hits = max(self.num_hits, seen.num_hits)
         self.mass = self.mass if seen.mass is None else seen.mass
 
@@ -54,7 +58,10 @@ def facts_of(pool: "BlockPool", row: "Row") -> PageFacts:
     """What is known of a row in HBM; its mass is that of its newest reader."""
     num_tokens = len(row.token_ids)
     mass = float(pool.mass[list(row.blocks)].mean()) * num_tokens
-    return PageFacts(num_tokens, row.page * num_tokens, mass or None, row.num_hits)
+    return PageFacts(
+        num_tokens, row.page * num_tokens, mass or None, row.num_hits,
+        token_ids=row.token_ids, parent_key=row.parent_key,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

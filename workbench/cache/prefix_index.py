@@ -72,9 +72,6 @@ class PrefixIndex(Protocol):
     def num_children(self, row: Row) -> int:
         """Rows in HBM that continue this one."""
 
-    def depth(self, row: Row) -> int:
-        """Rows in HBM that lie before this one without a gap."""
-
     def rows(self) -> list[Row]:
         """All rows, oldest insertion first."""
 
@@ -115,15 +112,6 @@ class RowTable:
     def get(self, key: PrefixKey) -> Row | None:
         """The row of a key, if it is in HBM."""
         return self._rows.get(key)
-
-    def depth(self, row: Row) -> int:
-        """Rows in HBM that lie before this one without a gap."""
-        count = 0
-        parent = self._rows.get(row.parent_key) if row.parent_key else None
-        while parent is not None:
-            count += 1
-            parent = self._rows.get(parent.parent_key) if parent.parent_key else None
-        return count
 
     def rows(self) -> list[Row]:
         """All rows, oldest insertion first."""

@@ -1,6 +1,7 @@
 """The tables a step reads: one for each page class among the pages of its requests."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +36,11 @@ class ClassTables:
     new_starts: np.ndarray | None = None
     pages: np.ndarray | Tensor | None = None
     basis: int = 0
+
+    @cached_property
+    def num_pages(self) -> int:
+        """Pages of these tables."""
+        return int((self.page_offsets >= 0).sum())
 
 
 def class_tables(

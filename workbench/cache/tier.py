@@ -18,6 +18,8 @@ from workbench.cache.codec import CodedRow
 from workbench.cache.keys import TierKey
 from workbench.cache.placement import PageFacts
 
+HOLD_S = 5.0  # how long a medium keeps what a waiting request will read, before it is asked anew
+
 
 class Lookup(Enum):
     """Answer of a tier for one key."""
@@ -79,7 +81,10 @@ class KVHierarchy(Protocol):
         """How jobs of more than one slice are begun and taken."""
 
     def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O."""
+        """Whether a key can be loaded; never blocks on I/O, and counts nothing."""
+
+    def count_lookups(self, keys: Sequence[TierKey]) -> None:
+        """Count one lookup of each key, by what each tier that is asked says of it now."""
 
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether it is known of all keys where they lie; asks shared tiers about the others."""
@@ -90,6 +95,16 @@ class KVHierarchy(Protocol):
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
 
+    def is_coming(self, key: TierKey) -> bool:
+        """Whether a key is being written to a tier now."""
+
+    def hold(self, keys: Sequence[TierKey]) -> None:
+        """Ask media from which others evict to keep these keys for `HOLD_S`."""
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether there is DRAM that pages can come up to before their request's turn."""
+
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
 
@@ -97,16 +112,27 @@ class KVHierarchy(Protocol):
         """Carried attention mass of each key that only slow tiers have; None for all others."""
 
     def submit_load(
-        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+        self,
+        keys: Sequence[TierKey],
+        num_slices: int = 1,
+        compute_s: float = 0.0,
+        ahead: bool = False,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
-        compute that the load can hide behind, infinite where nobody waits.
+        compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
+        the pages yet, they come as far as DRAM.
         """
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""
+
+    def take_arrived(self, job_id: int) -> LoadResult:
+        """End a load that was not delivered: its leading pages that are there now, and no others.
+
+        `complete_load` is due for them as for any other.
+        """
 
     def complete_load(self, job_id: int) -> None:
         """Unpin what a finished (or cancelled) job held."""

@@ -38,12 +38,16 @@ def info(
         Path | None,
         typer.Argument(help="GGUF file or Hugging Face folder; default: the cached model"),
     ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help="Load them in this format too and say what they are."),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a model file holds: architecture, sizes, stored types."""
     from workbench.commands.model_info import describe
 
-    facts = describe(path)
+    facts = describe(path, weights)
     if as_json:
         print(json.dumps(facts, indent=2))
         return

@@ -6,10 +6,11 @@ from typing import Any
 from workbench.errors import ModelError
 
 
-def describe(path: Path | None) -> dict[str, Any]:
+def describe(path: Path | None, weight_format: str = "") -> dict[str, Any]:
     """Facts of a GGUF file, a Hugging Face folder, or (None) the cached default model.
 
-    Reads headers and the identity's checksum, no weights. Raises ModelError when it is not there.
+    Reads headers and the identity's checksum; weights only where a format is named, to say what
+    becomes of them in it. Raises ModelError when the model is not there or cannot be loaded.
     """
     from workbench.model import fetch
 
@@ -35,4 +36,17 @@ def describe(path: Path | None) -> dict[str, Any]:
         **arch.to_json(),
         "kv_bytes_per_token_bf16": 4 * arch.num_layers * arch.kv_size,
         "identity": source.identity,
+    } | (_loaded(found, weight_format) if weight_format else {})
+
+
+def _loaded(path: Path, weight_format: str) -> dict[str, Any]:
+    """What the weights are once they are loaded in a format."""
+    from workbench.model.load import load_model
+
+    model = load_model(str(path), weight_format)
+    return {
+        "weights": model.decoder.weight_format,
+        "weight_bytes": model.decoder.weight_bytes,
+        "schedule_dependent": model.decoder.schedule_dependent,
+        "weight_notes": [note.plain() for note in model.notes],
     }

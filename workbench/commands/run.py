@@ -1,18 +1,22 @@
 """`workbench run`: serve a workload without the dashboard, then print its figures."""
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.commands.bench import JsonOption
+from workbench.commands.out_files import writable
 from workbench.errors import RequestError, SettingError
 from workbench.own_policies import read_policy
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
     from workbench.engine.process.protocol import Workload
+    from workbench.events import KVEventBatch
     from workbench.lab.headless import Progress
 
 
@@ -25,6 +29,16 @@ def run(
     policies: Annotated[
         list[Path] | None,
         typer.Option("--policy", metavar="FILE", help="Run a policy file of your own first."),
+    ] = None,
+    kv_events: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="Publish KV events as vLLM does, on this machine."),
+    ] = "",
+    kv_events_replay: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where missed KV events are asked for again.")
+    ] = "",
+    kv_events_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the batches of KV events here.")
     ] = None,
     tenant: Annotated[str, typer.Option(help="Whose file it is: nobody else hits its cache.")] = "",
     as_json: JsonOption = False,
@@ -42,12 +56,43 @@ def run(
     from workbench.lab.figures import print_report, report
     from workbench.lab.headless import serve
 
-    with ProgressBar(len(found.arrivals)) as progress:
-        result = serve(found, config, progress, own)
+    with (
+        kv_listener(kv_events, kv_events_replay, kv_events_file) as listener,
+        ProgressBar(len(found.arrivals)) as progress,
+    ):
+        result = serve(found, config, progress, own, listener)
     if show_text:
         for answer in result.answers:
             print(f"[{answer.request_id}] {answer.text or answer.error}", file=sys.stderr)
     print_report(report(result.figures), as_json=as_json)
+
+
+@contextlib.contextmanager
+def kv_listener(
+    address: str, replay: str, file: Path | None
+) -> "Iterator[Callable[[KVEventBatch], None] | None]":
+    """What hands batches to a socket, a file or both; None where neither is asked for.
+
+    SettingError or RequestError, in one sentence, before anything is loaded.
+    """
+    from workbench.engine.process.kv_publisher import KvFile, KvPublisher
+
+    if replay and not address:
+        raise SettingError("--kv-events-replay needs --kv-events: say where they are published")
+    with contextlib.ExitStack() as opened:
+        targets: list[KvFile | KvPublisher] = []
+        if file is not None:
+            targets.append(KvFile(writable(file) or file))
+            opened.callback(targets[-1].close)
+        if address:
+            targets.append(KvPublisher(address, replay))
+            opened.callback(targets[-1].close)
+
+        def tell(batch: "KVEventBatch") -> None:
+            for target in targets:
+                target(batch)
+
+        yield tell if targets else None
 
 
 def config_from(changes: list[str]) -> "EngineConfig":

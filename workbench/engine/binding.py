@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from workbench.cache.eviction_order import RankedRows
 from workbench.engine.group_specs import max_open_pages, residual_pages, sink_pages
 from workbench.engine.placing import bind_placement, bind_retrieval
+from workbench.temporal.scheduling.prefetch import Patience
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -16,6 +17,9 @@ def bind_settings(engine: "Engine") -> None:
     """Bring fetcher, scheduler, manager and pool to the engine's config."""
     cache, tiers = engine.config.cache, engine.config.tiers
     engine.fetcher.worth.gate, engine.fetcher.prefetch.policy = tiers.gate, tiers.prefetch
+    engine.fetcher.prefetch.patience = Patience(
+        tiers.prefetch_base_s, tiers.prefetch_per_ki_s, tiers.prefetch_most_s
+    )
     engine.fetcher.prestage.on = tiers.prestage
     whole = engine.config.retention.sparse != "off"  # bounds of pages are made before the step
     engine.fetcher.layers.on = tiers.load == "layerwise" and not whole
@@ -58,4 +62,6 @@ def _order_rows(engine: "Engine", name: str) -> None:
     pool = engine.stack.pool
     if pool.order_name != name:
         order = engine.registry.create("eviction", name, len(pool.ref_cnt))
-        pool.order_name, pool.ranked = name, None if name == "lru" else RankedRows(pool, order)
+        pool.order_name, pool.ranked = name, None
+        if name != "lru":  # the free lists' own order
+            pool.ranked = RankedRows(pool, order, engine.metrics.prefill.work)

@@ -1,14 +1,13 @@
 """The engine: schedule, run, update. Usable in process; `workbench/client` puts it in its own."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from workbench.cache.lifetimes import Lifetimes
 from workbench.cache.row_slices import row_slices
-from workbench.clock import Clock, RealClock
+from workbench.clock import Clock, RealClock, ServingClock
 from workbench.config import EngineConfig
 from workbench.engine import apply as applying
 from workbench.engine import integrity
@@ -18,8 +17,10 @@ from workbench.engine.byte_guard import ByteGuard
 from workbench.engine.cache_stack import CacheStack, build_stack
 from workbench.engine.calibrating import find_calibration
 from workbench.engine.commit import commit, roll_back
+from workbench.engine.cuda_pins import CudaPins
 from workbench.engine.event_log import EventLog
 from workbench.engine.intake import Intake
+from workbench.engine.kv_stream import OnKvEvents
 from workbench.engine.metrics import Metrics
 from workbench.engine.misses import MissExplainer
 from workbench.engine.moves import Moves
@@ -37,7 +38,7 @@ from workbench.engine.views import inspector
 from workbench.engine.views.frames import FrameBuilder
 from workbench.engine.watchdog import Watchdog
 from workbench.errors import RequestError
-from workbench.events import Event, KVEventBatch
+from workbench.events import Event
 from workbench.model.load import LoadedModel
 from workbench.registry import Registry
 from workbench.request import Request, RequestOutput, RequestSpec, RequestStatus
@@ -68,7 +69,7 @@ class Engine:
         *,
         registry: Registry | None = None,
         clock: Clock | None = None,
-        on_kv_events: Callable[[KVEventBatch], None] | None = None,
+        on_kv_events: OnKvEvents | None = None,
         verify_bytes: bool = False,
         last_event_seq: int = 0,
     ) -> None:
@@ -79,9 +80,10 @@ class Engine:
         self.registry = registry or builtin_registry()
         self.device = model.decoder.device  # the cache lies where the weights are
         self.calibration = find_calibration(config, model)
-        self.log = EventLog(self.clock, on_kv_events, config.cache.block_size, last_event_seq)
-        self.metrics = Metrics(self.clock)
-        self.recorder = StepRecorder(self.clock)
+        self.log = EventLog(self.clock, on_kv_events, last_event_seq)
+        self.serving = ServingClock(self.clock)  # latencies and rates are of this one
+        self.metrics = Metrics(self.serving)
+        self.recorder = StepRecorder(self.serving)
         self.misses = MissExplainer()
         self.lifetimes = Lifetimes(self.clock)  # outlives a rebuild, as the tiers do
         self.watchdog = Watchdog()
@@ -106,12 +108,14 @@ class Engine:
             tell=self.log.tell,
             max_slots=self.retainer.max_slots,
         )
+        self.scheduler.before_admit = self.intake.give_owner
         self.scheduler.on_admit = self.intake.admitted
         self.stack: CacheStack = self._build_stack(config)
         self.hierarchy = self._build_hierarchy()
         self._bind()
         self.frames = FrameBuilder(self)
         self.log.tell("engine", what="started")  # the first event: nothing is cached yet
+        self.log.kv.flush()  # what tiers have kept
 
     def _build_stack(self, config: EngineConfig) -> CacheStack:
         self.model.decoder.reserve_positions(config.model.max_model_len)
@@ -131,12 +135,15 @@ class Engine:
         """The tiers below HBM; they outlive a rebuild."""
         row_bytes = sum(spec.page_bytes for spec in self.stack.specs.full)
         make_codec = functools.partial(self.registry.create, "codec")
-        return Hierarchy(self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec)
+        pins = CudaPins() if self.stack.store.arena.is_cuda else None
+        return Hierarchy(
+            self.config.tiers, row_bytes, self.clock, self.moves.below, make_codec, pins
+        )
 
     def replace_stack(self, config: EngineConfig) -> None:
         """A new arena with empty owners (rebuild); nobody may hold blocks of the old one."""
+        self.log.on_cleared(self.stack.pool.index.rows())
         self.stack.pool.index.clear()
-        self.log.on_cleared()
         if self.stack.values is not None:
             self.stack.values.clear()
         self.config = config
@@ -158,7 +165,6 @@ class Engine:
         )  # fmt: skip
         self.scheduler.bind(stack.manager, self.fetcher)
         stack.pool.step = self.num_steps
-        self.log.block_size = self.config.cache.block_size
         bind_settings(self)
 
     # ---- requests
@@ -215,14 +221,14 @@ class Engine:
             if not roll_back(self):
                 self._update(batch, logits, mass)
             view = self.recorder.finish(self.num_steps, batch)
-            self.metrics.observe_step(view.wall_ms, batch.q_lens, runner.timing.traffic)
+            self.metrics.observe_step(view.wall_ms, batch, runner.timing.traffic)
         else:  # loads, or answers of a shared tier, are all there is to wait for
             roll_back(self)
             self.hierarchy.wait_io(WAIT_FOR_LOADS_S)
         self.watchdog.observe(self)
         if self.byte_guard is not None:
             self.byte_guard.record(self.stack)
-        self.log.flush_kv()
+        self.log.kv.flush()
         return self.take_outputs()
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -246,7 +252,8 @@ class Engine:
         logits = hand_out(self.tap, batch, logits)
         tokens = sample(logits, batch.logit_requests)
         if self.shadow is not None:
-            self.shadow.follow(batch, logits, tokens)
+            with self.serving.aside():
+                self.shadow.follow(batch, logits, tokens)
         for request, token in zip(batch.logit_requests, tokens, strict=True):
             self.outlet.isolated(request, self.outlet.deliver, request, token)
         for request in batch.requests:
@@ -257,7 +264,9 @@ class Engine:
 
     def apply(self, changes: dict[str, Any]) -> ApplyReport:
         """Change settings live; SettingError or CapacityError changes nothing."""
-        return applying.apply(self, changes)
+        report = applying.apply(self, changes)
+        self.log.kv.flush()
+        return report
 
     def preview(self, changes: dict[str, Any]) -> ApplyReport:
         """What `apply` would do."""

@@ -1,20 +1,14 @@
-"""What happened: a bounded ring of events for people, and KV events in vLLM's schema."""
+"""What happened: a bounded ring of events for people, and beside it the stream for routers."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from workbench.cache.prefix_index import Row
 from workbench.clock import Clock
 from workbench.engine.journeys import Journeys
-from workbench.events import (
-    EVENT_KINDS,
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    Event,
-    KVEventBatch,
-)
+from workbench.engine.kv_stream import KvStream, OnKvEvents
+from workbench.events import EVENT_KINDS, Event
 
 RING = 10_000
 # events worth the one plain sentence on the page; the others stay in the list
@@ -37,28 +31,21 @@ MERGE_SUMS = ("num_blocks", "num_bytes")
 
 
 class EventLog:
-    """Numbers events, keeps the newest, and gathers one step's KV events into a batch.
-
-    Events are numbered from `last_seq` + 1 on. The KV stream begins with AllBlocksCleared: what a
-    subscriber still knows of an earlier engine is void (vLLM's numbers just start over at 0).
-    """
+    """Numbers events from `last_seq` + 1 on, keeps the newest; `kv` is the stream for routers."""
 
     def __init__(
         self,
         clock: Clock,
-        on_kv_events: Callable[[KVEventBatch], None] | None,
-        block_size: int,
+        on_kv_events: OnKvEvents | None,
         last_seq: int = 0,
     ) -> None:
         self.journeys = Journeys(clock)
-        self.block_size = block_size
+        self.kv = KvStream(clock, on_kv_events)
         self.sentence: Event | None = None
         self.totals: dict[str, int] = dict.fromkeys(EVENT_KINDS, 0)
         self._clock = clock
         self._ring: deque[Event] = deque(maxlen=RING)
         self.last_seq = last_seq
-        self._kv: list[BlockStored | BlockRemoved | AllBlocksCleared] = [AllBlocksCleared()]
-        self._on_kv_events = on_kv_events
 
     @property
     def step(self) -> int:
@@ -113,30 +100,12 @@ class EventLog:
     def on_stored(self, row: Row) -> None:
         """A row became visible in HBM."""
         self.journeys.note(row.key.hex(), "entered", "G1")
-        self._kv.append(
-            BlockStored(
-                block_hashes=[row.key],
-                parent_block_hash=row.parent_key,
-                token_ids=list(row.token_ids),
-                block_size=self.block_size,
-                medium="GPU",
-            )
-        )
+        self.kv.row_stored(row)
 
     def on_removed(self, row: Row) -> None:
         """A row is no longer visible in HBM."""
-        self._kv.append(BlockRemoved(block_hashes=[row.key], medium="GPU"))
+        self.kv.rows_removed([row])
 
-    def on_cleared(self) -> None:
-        """Every block was dropped."""
-        self._kv.append(AllBlocksCleared())
-
-    def flush_kv(self) -> KVEventBatch | None:
-        """Close the step's batch of KV events and hand it to the subscriber."""
-        if not self._kv:
-            return None
-        batch = KVEventBatch(ts=self._clock.wall_s(), events=self._kv, data_parallel_rank=0)
-        self._kv = []
-        if self._on_kv_events is not None:
-            self._on_kv_events(batch)
-        return batch
+    def on_cleared(self, rows: Sequence[Row]) -> None:
+        """All these rows are no longer visible in HBM, at once."""
+        self.kv.rows_removed(rows)

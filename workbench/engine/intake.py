@@ -7,6 +7,7 @@ from workbench.cache.siblings import common_prefix
 from workbench.engine.retainer import slots_needed
 from workbench.errors import RequestError
 from workbench.request import Request, RequestSpec
+from workbench.snapshot import NO_OWNER
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -33,8 +34,9 @@ class Intake:
         request_id = spec.request_id or self._next_name()
         if request_id in engine.requests:
             raise RequestError(f"request {request_id} is running already: choose another id")
-        request = Request(request_id, spec, tokens, engine.clock.now_s())
-        request.owner = self._free_owner()
+        engine.outlet.forget(request_id)  # an ended namesake's end takes nothing from this one
+        request = Request(request_id, spec, tokens, engine.serving.now_s())
+        request.owner = NO_OWNER  # until it owns blocks
         request.breakpoints = breakpoints
         return request
 
@@ -96,10 +98,17 @@ class Intake:
             if name not in self._engine.requests and name not in self._engine.finished:
                 return name
 
-    def _free_owner(self) -> int:
-        taken = {request.owner for request in self._engine.requests.values()}
-        taken |= {request.owner for request in list(self._engine.finished.values())[-8:]}
-        return next((slot for slot in range(255) if slot not in taken), 254)
+    def give_owner(self, request: Request) -> None:
+        """Give a request that is about to own blocks a slot of its own, which it keeps to its end.
+
+        Where all are taken it gets none, so that no other's name stands for it.
+        """
+        if request.owner != NO_OWNER:
+            return
+        taken = {other.owner for other in self._engine.requests.values()}
+        taken |= {other.owner for other in list(self._engine.finished.values())[-8:]}
+        free = (slot for slot in range(NO_OWNER) if slot not in taken)
+        request.owner = next(free, NO_OWNER)
 
     def admitted(self, request: Request, hit: PrefixHit, num_loaded_pages: int) -> None:
         """Count hits, explain the miss, and tell what is shared."""
@@ -119,7 +128,7 @@ class Intake:
             request.num_cached_tokens = known
             if engine.fetcher.retrieval.has_holes(request):
                 engine.retainer.resume(request)
-            request.first_scheduled_s = engine.clock.now_s()
+            request.first_scheduled_s = engine.serving.now_s()
             engine.metrics.prompt_tokens += request.num_tokens
             engine.metrics.hit_tokens += known
             request.miss = engine.misses.explain(
@@ -128,7 +137,7 @@ class Intake:
                 num_loaded_pages * size,
                 engine.stack.manager,
                 caching=engine.scheduler.prefix_caching,
-                gated=engine.fetcher.was_gated(request),
+                not_fetched=engine.fetcher.why_not_fetched(request),
             )
             engine.log.tell(
                 "admit", request.request_id, num_tokens=request.num_tokens, num_cached=known

@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 
 from workbench.clock import Clock
+from workbench.engine.prefill_fit import PrefillFit
 from workbench.engine.read_traffic import ReadTraffic
+from workbench.engine.runner import ForwardBatch
 from workbench.request import Request
 from workbench.views import Number
 
@@ -128,7 +130,7 @@ class Metrics:
         self.read_mib = Window(clock)  # of pages and bounds, a step
         self.pages_read = 0  # by attention; a page counts once a layer
         self.pages_skipped = 0
-        self._prefill_s_per_token: float | None = None
+        self.prefill = PrefillFit()
         self._totals_at_mark = self._totals()
 
     def mark(self) -> None:
@@ -176,13 +178,13 @@ class Metrics:
         phase = self.prefill_tokens if known else self.decode_tokens
         phase.add(num_tokens)
 
-    def observe_step(self, wall_ms: float, q_lens: np.ndarray, traffic: ReadTraffic) -> None:
-        """A step's time and reads; `q_lens`: int32 [num_requests], tokens computed of each."""
+    def observe_step(self, wall_ms: float, batch: ForwardBatch, traffic: ReadTraffic) -> None:
+        """A step's time and reads."""
         self.step_ms.add(wall_ms)
         self.observe_reads(traffic)
-        num_tokens = int(q_lens.sum())  # steps of single tokens would teach the step's cost
-        if int(q_lens[q_lens > 1].sum()) > 0.8 * num_tokens:
-            self.observe_prefill(num_tokens, wall_ms / 1e3)
+        num_tokens = int(batch.q_lens.sum())  # steps of single tokens would teach the step's cost
+        if int(batch.q_lens[batch.q_lens > 1].sum()) > 0.8 * num_tokens:
+            self.prefill.observe(num_tokens, wall_ms / 1e3, float(batch.positions.mean()))
 
     def observe_reads(self, traffic: ReadTraffic) -> None:
         """What attention of a step read, and the pages that sparse reads left out."""
@@ -190,15 +192,9 @@ class Metrics:
         self.pages_skipped += traffic.pages_skipped
         self.read_mib.add((traffic.read_bytes + traffic.bounds_bytes) / 2**20)
 
-    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        """A step that was mostly prefill: learn the time to (re)compute a token."""
-        per_token = seconds / num_tokens
-        known = self._prefill_s_per_token
-        self._prefill_s_per_token = per_token if known is None else 0.8 * known + 0.2 * per_token
-
     def recompute_s(self, num_tokens: int) -> float | None:
         """Predicted seconds to compute so many tokens; None before anything was measured."""
-        known = self._prefill_s_per_token
+        known = self.prefill.s_per_token
         return None if known is None else known * num_tokens
 
     def numbers(self) -> dict[str, Number]:
@@ -207,7 +203,9 @@ class Metrics:
         itl_p50, itl_p99 = self.itl_ms.percentiles((50, 99), "ms")
         return {
             "hit_rate": self._share("hit_rate", "no prompt admitted yet"),
-            "hit_rate_resumed": self._share("hit_rate_resumed", "nothing was preempted"),
+            "hit_rate_resumed": self._share(
+                "hit_rate_resumed", "no preempted request has come back yet"
+            ),
             "ttft_p50": ttft_p50,
             "ttft_p99": ttft_p99,
             "itl_p50": itl_p50,

@@ -35,7 +35,7 @@ class MissExplainer:
         manager: KVCacheManager,
         *,
         caching: bool,
-        gated: bool,
+        not_fetched: str,
     ) -> MissReason:
         """The most specific reason that holds."""
         size = manager.block_size
@@ -50,8 +50,8 @@ class MissExplainer:
             return MissReason(kind="short", token_index=request.num_tokens)
         if known >= most * size:
             return MissReason(kind="full", token_index=known)
-        if gated:
-            return MissReason(kind="gate", token_index=known)
+        if not_fetched:
+            return MissReason(kind=not_fetched, token_index=known)
         chain_key = manager.keys.chain(request)[known // size]
         for lineage in manager.keys.lineages:
             step = manager.pool.index.evicted_at(tagged_key(chain_key, lineage))

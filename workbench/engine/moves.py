@@ -80,9 +80,16 @@ class Moves:
             )
 
     def below(self, kind: str, data: dict[str, Any]) -> None:
-        """Something happened in a tier: `store`, `evict` or `tier_fault`."""
+        """Something happened in a tier: `store`, `evict` or `tier_fault`.
+
+        And `readable` or `unreadable`: which keys it has, whatever the reason.
+        """
         log = self._engine.log
-        if kind == "tier_fault":
+        if kind == "readable":
+            log.kv.page_stored(data["tier"], data["key"], data["facts"])
+        elif kind == "unreadable":
+            log.kv.page_removed(data["tier"], data["key"])
+        elif kind == "tier_fault":
             log.journeys.note(data["key"], "fault", data["tier"], detail=data["reason"])
             log.tell(kind, tier=data["tier"], reason=data["reason"])
         elif kind == "store":

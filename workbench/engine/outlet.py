@@ -31,7 +31,7 @@ class Outlet:
     def deliver(self, request: Request, token: int) -> None:
         """A sampled token: time it, turn it into text, and end the request if it is the last."""
         engine = self._engine
-        now = engine.clock.now_s()
+        now = engine.serving.now_s()
         request.token_ids.append(token)
         if request.first_token_s is None:
             request.first_token_s = now
@@ -108,11 +108,16 @@ class Outlet:
         engine.requests.pop(request.request_id, None)
         engine.finished[request.request_id] = request
         while len(engine.finished) > NUM_FINISHED:
-            oldest = next(iter(engine.finished))
-            for store in (engine.finished, engine.streams, engine.retainer.observers):
-                store.pop(oldest, None)  # type: ignore[attr-defined]
+            self.forget(next(iter(engine.finished)))
         if engine.shadow is not None and engine.shadow.request is request:
             engine.shadow.end()
+
+    def forget(self, request_id: str) -> None:
+        """Drop an ended request from the list, with its text and what was observed of it."""
+        engine = self._engine
+        if engine.finished.pop(request_id, None) is not None:
+            engine.streams.pop(request_id, None)
+            engine.retainer.observers.pop(request_id, None)
 
     def _emit(self, request: Request, tokens: list[int], text: str) -> None:
         self._waiting.append(

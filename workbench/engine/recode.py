@@ -159,7 +159,7 @@ def _install(
     old, manager = stack.pool, stack.manager
     rows = old.index.rows()
     old.index.clear()
-    engine.log.on_cleared()
+    engine.log.on_cleared(rows)
     pool = BlockPool(
         num_slabs=old.num_slabs,
         slab_bytes=old.slab_bytes,

@@ -16,6 +16,7 @@ from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.clock import Clock
 from workbench.config import RetentionSettings
 from workbench.engine.mass import by_group, mean_norms
+from workbench.engine.part_times import PartTimes
 from workbench.engine.sparse_reads import SparseReads
 from workbench.engine.split_reads import SplitReads
 from workbench.engine.step_attention import SeeQueries, StepAttention, StepTiming
@@ -104,7 +105,7 @@ class ModelRunner:
         self.rope_table: RopeTable | None = None
         if mode != "stored":
             self.rope_table = decoder.rope_tables(manager.max_model_len + manager.block_size)
-        self.timing = StepTiming()
+        self.timing = self._new_timing()
         self.bounds: PageBounds | None = None  # while reads are sparse
         self.split: SplitReads | None = None  # where V of full pages lies below HBM
         self.key_norms: np.ndarray | None = None  # of the newest step, where they were asked for
@@ -129,8 +130,8 @@ class ModelRunner:
         `retention` says which pages are read (default: all). `arrive(layer)` is called before the
         pages of a layer are read.
         """
-        started = self.clock.now_s()
-        self.timing = StepTiming()
+        self.timing = self._new_timing()
+        self.timing.forward.start()
         sparse = self._sparse_reads(batch, retention)
         attend = StepAttention(
             self.geometry,
@@ -163,11 +164,15 @@ class ModelRunner:
             # what they compute from here on is no function of the text alone (decision 5)
             self.manager.requests[request.request_id].hashing = False
         self.timing.traffic.settle()
-        self.timing.forward_s = self.clock.now_s() - started
+        self.timing.forward.stop()
         self.key_norms = mean_norms(self.geometry, attend.norms) if norms else None
         if not mass:
             return logits, None
         return logits, by_group(self.geometry, attend.masses, self.decoder.arch.num_heads, reduce)
+
+    def _new_timing(self) -> StepTiming:
+        forward, attention = (PartTimes(self.clock, self.store.device) for _ in range(2))
+        return StepTiming(forward, attention)
 
     def _sparse_reads(
         self, batch: ForwardBatch, settings: RetentionSettings | None

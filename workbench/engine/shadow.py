@@ -2,11 +2,14 @@
 
 It follows the same chunk schedule with the same kernels and weights, but with its own cache: pages
 in the compute dtype, nothing evicted, nothing shared. So the identity setting gives KL 0 exactly,
-and whatever differs is the price of the settings. The engine's choice is fed to both.
+and whatever differs is the price of the settings. The engine's choice is fed to both. As in the
+quality lab, only positions that read something compressed or evicted count, once there are any.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from workbench.cache.page_roles import PageRoles
 from workbench.cache.page_store import PageStore
 from workbench.cache.prefix_index import HashIndex
 from workbench.cache.request_blocks import PrefixHit
+from workbench.engine.compressed_reads import full_format, reads_compressed
 from workbench.engine.runner import ForwardBatch, ModelRunner, make_batch
 from workbench.request import Request
 from workbench.views import ShadowView
@@ -27,6 +31,21 @@ if TYPE_CHECKING:
 CATCH_UP_TOKENS = 32
 
 
+@dataclass
+class _Scores:
+    """Sums over positions; KL(full || ours) in nats."""
+
+    count: int = 0
+    kl: float = 0.0
+    num_agreeing: int = 0
+
+    def add(self, kl: float, agrees: bool) -> None:
+        """One position more."""
+        self.count += 1
+        self.kl += kl
+        self.num_agreeing += agrees
+
+
 class Shadow:
     """Twin of one request. Its work is outside the engine's batch and its metrics."""
 
@@ -34,8 +53,8 @@ class Shadow:
         self.request = request
         self._engine = engine
         self._ended = False
-        self._kl_sum = self._kl_last = 0.0
-        self._num_scored = self._num_agreeing = 0
+        self._kl_last = 0.0
+        self._all, self._compressed = _Scores(), _Scores()
         self._first_differing = -1
         self._differing_text = ""
         longest = min(
@@ -49,7 +68,7 @@ class Shadow:
             num_kv_heads=arch.num_kv_heads,
             head_dim=arch.head_dim,
         )
-        name = "fp32" if engine.model.decoder.compute_dtype == torch.float32 else "bf16"
+        name = full_format(engine.model.decoder.compute_dtype)
         size = engine.config.cache.block_size
         spec = geometry.groups[0].page_spec(geometry.head_dim, size, name, name)
         pages = -(-longest // size) + 1
@@ -121,10 +140,11 @@ class Shadow:
         log_full = torch.log_softmax(full.float(), -1)
         log_ours = torch.log_softmax(ours.float(), -1)
         self._kl_last = max(0.0, float((log_full.exp() * (log_full - log_ours)).sum()))
-        self._kl_sum += self._kl_last
-        self._num_scored += 1
         agree = int(full.argmax()) == int(ours.argmax())
-        self._num_agreeing += agree
+        self._all.add(self._kl_last, agree)
+        position = np.array([self.request.num_computed_tokens - 1])
+        if reads_compressed(self._engine, self.request, position)[0]:
+            self._compressed.add(self._kl_last, agree)
         if not agree and self._first_differing < 0:
             self._first_differing = self.request.num_tokens
             text = self._engine.model.tokenizer.token_text
@@ -136,13 +156,15 @@ class Shadow:
 
     def view(self) -> ShadowView:
         """Figures so far; KL(full || ours) in nats per token."""
-        scored = max(1, self._num_scored)
+        counted = self._compressed if self._compressed.count else self._all
+        count = max(1, counted.count)
         return ShadowView(
             request_id=self.request.request_id,
-            num_scored_tokens=self._num_scored,
-            kl_mean=self._kl_sum / scored,
+            num_scored_tokens=self._compressed.count,
+            num_positions=self._all.count,
+            kl_mean=counted.kl / count,
             kl_last=self._kl_last,
-            agreement=self._num_agreeing / scored,
+            agreement=counted.num_agreeing / count,
             first_differing_token=self._first_differing,
             differing_text=self._differing_text,
             state="finished" if self._ended else "running",

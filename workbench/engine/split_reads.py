@@ -51,11 +51,6 @@ class SplitReads:
         self.scratch = Scratch(stack.store.device)
         self.stage = HostStage(stack.store.device)
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes that pages are put together in, on the device and on their way to it."""
-        return self.scratch.bytes + self.stage.num_bytes
-
     def covers(self, cls: int) -> bool:
         """Whether pages that are read as this class can have their V below."""
         return cls in self._alone

@@ -16,6 +16,7 @@ from workbench.cache.rope_mode import RopeMode, kernel_rope
 from workbench.cache.step_tables import ClassTables, class_tables
 from workbench.clock import Clock
 from workbench.engine.mass import join_classes
+from workbench.engine.part_times import PartTimes
 from workbench.engine.read_traffic import ReadTraffic
 from workbench.engine.sparse_reads import SparseReads
 from workbench.engine.split_reads import SplitPlan, SplitReads
@@ -26,10 +27,10 @@ SeeQueries = Callable[[int, Tensor], None]  # layer, q [N, Hq, D] as they come
 
 @dataclass
 class StepTiming:
-    """Where a step's time went, in seconds."""
+    """Where a step's time went."""
 
-    forward_s: float = 0.0
-    attention_s: float = 0.0
+    forward: PartTimes
+    attention: PartTimes
     load_s: float = 0.0  # stood still for what comes up by layers
     timers: Timers = field(default_factory=Timers)
     traffic: ReadTraffic = field(default_factory=ReadTraffic)
@@ -74,6 +75,7 @@ class StepAttention:
         self._each_head, self._see = each_head, see
         self.masses: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
         self.norms: list[list[Tensor]] = [[] for _ in geometry.layer_sets]
+        self._states: dict[tuple[int, int, int], FormatState] = {}
         every = np.arange(int(q_lens.sum()))
         self._plans = [  # of each layer set and page class: its tables and their flat index
             [
@@ -97,11 +99,11 @@ class StepAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention [N, Hq * D] of q [N, Hq, D], with k and v [N, Hkv, D] stored first."""
-        begun = self._clock.now_s()
         if self._arrive is not None:
+            waited_from = self._clock.now_s()
             self._arrive(layer)  # what is read of this layer may still be on its way up
-            waited_from, begun = begun, self._clock.now_s()
-            self._timing.load_s += begun - waited_from
+            self._timing.load_s += self._clock.now_s() - waited_from
+        self._timing.attention.start()
         kernels, store = self._store.kernels, self._store
         layer_set, local = self._geometry.layer_set_of(layer)
         plans = self._plans[layer_set.index]
@@ -121,7 +123,7 @@ class StepAttention:
             out, mass = self._whole(layer_set, local, q, plans, self._q_lens)
         if mass is not None:
             self.masses[layer_set.index].append(mass)
-        self._timing.attention_s += self._clock.now_s() - begun
+        self._timing.attention.stop()
         return out
 
     def _whole(
@@ -135,8 +137,8 @@ class StepAttention:
         """Attention of requests that read every page, and their mass by slot, where wanted."""
         results = [self._attend(layer_set, local, q, each, len(plans) > 1) for each in plans]
         for tables, _ in plans:
-            pages = int((tables.page_offsets >= 0).sum())
-            self._timing.traffic.add_whole(pages, self._classes[tables.cls].layer_bytes)
+            layer_bytes = self._classes[tables.cls].layer_bytes
+            self._timing.traffic.add_whole(tables.num_pages, layer_bytes)
         mass = None
         if self._wants_mass:
             parts = [(tables, result) for (tables, _), result in zip(plans, results, strict=True)]
@@ -204,8 +206,11 @@ class StepAttention:
 
     def _state(self, layer_set: LayerSet, tables: ClassTables) -> FormatState:
         """Calibration of the pages of some tables."""
-        spec = self._classes[tables.cls]
-        return self._store.step_state(layer_set.groups, spec, tables.basis)
+        key = (layer_set.index, tables.cls, tables.basis)
+        if key not in self._states:  # the layers of a set share it
+            spec = self._classes[tables.cls]
+            self._states[key] = self._store.step_state(layer_set.groups, spec, tables.basis)
+        return self._states[key]
 
     def _plan(self, tables: ClassTables, q_lens: np.ndarray, rows: np.ndarray) -> object:
         spec, split = self._classes[tables.cls], self._split

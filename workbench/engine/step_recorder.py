@@ -15,7 +15,7 @@ class StepRecorder:
         self._clock = clock
         self.last: StepView | None = None
         self._started_s = self._cpu_s = self._scheduled_s = 0.0
-        self._timing = StepTiming()
+        self._timing: StepTiming
 
     def start(self) -> None:
         """A step begins."""
@@ -31,9 +31,11 @@ class StepRecorder:
 
     def finish(self, step: int, batch: ForwardBatch) -> StepView:
         """The step is over: its parts in ms."""
-        wall_s = self._clock.now_s() - self._started_s
         timing, timers = self._timing, self._timing.timers
-        computed_s = timing.forward_s - timing.load_s
+        attention_s = timing.attention.seconds()
+        computed_s = timing.forward.seconds() - timing.load_s
+        wall_s = self._clock.now_s() - self._started_s
+        fused = timing.attention.on_gpu  # one kernel reads pages, decodes and attends
         scheduler_s = self._scheduled_s - self._started_s
         num_tokens, num_decodes = int(batch.q_lens.sum()), count_decodes(batch)
         self.last = StepView(
@@ -43,10 +45,10 @@ class StepRecorder:
             num_requests=len(batch.requests),
             wall_ms=wall_s * 1e3,
             cpu_ms=(self._clock.cpu_s() - self._cpu_s) * 1e3,
-            attention_ms=max(0.0, timing.attention_s - timers.gather_s - timers.dequant_s) * 1e3,
-            linears_ms=max(0.0, computed_s - timing.attention_s) * 1e3,
-            gather_ms=timers.gather_s * 1e3,
-            dequant_ms=timers.dequant_s * 1e3,
+            attention_ms=max(0.0, attention_s - timers.gather_s - timers.dequant_s) * 1e3,
+            linears_ms=max(0.0, computed_s - attention_s) * 1e3,
+            gather_ms=None if fused else timers.gather_s * 1e3,
+            dequant_ms=None if fused else timers.dequant_s * 1e3,
             scheduler_ms=scheduler_s * 1e3,
             other_ms=max(0.0, wall_s - computed_s - scheduler_s) * 1e3,
         )

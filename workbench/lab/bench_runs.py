@@ -9,6 +9,7 @@ from typing import Any
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.engine import Engine
+from workbench.engine.heap import settle_heap
 from workbench.lab.figures import Figure, Provenance
 from workbench.model.load import LoadedModel, load_model
 from workbench.model.random_launch import random_model
@@ -54,7 +55,9 @@ def bench_model(weight_format: str, random_layers: int = 0) -> LoadedModel:
     """The default model in a weight format, or a small random one, for tests of the benches."""
     if random_layers:
         return random_model(random_layers)
-    return load_model(weight_format=weight_format)
+    model = load_model(weight_format=weight_format)
+    settle_heap()  # as the engine's process does
+    return model
 
 
 def bench_engine(
@@ -137,11 +140,17 @@ def step_parts(steps: Iterable[StepView]) -> str:
     """Medians of a step's parts as text for a figure's note."""
     views = list(steps)
     parts = ", ".join(
-        f"{name.removesuffix('_ms')} {median(getattr(view, name) for view in views):.1f}"
+        f"{name.removesuffix('_ms')} {_median_or_fused([getattr(view, name) for view in views])}"
         for name in PARTS
     )
     wall, cpu = (median(getattr(view, name) for view in views) for name in ("wall_ms", "cpu_ms"))
     return f"step {wall:.1f} ms wall, {cpu:.1f} ms CPU: {parts}"
+
+
+def _median_or_fused(times: list[float | None]) -> str:
+    """The median in ms; what a GPU does inside another kernel has none."""
+    known = [ms for ms in times if ms is not None]
+    return f"{median(known):.1f}" if known else "n/a (fused)"
 
 
 def refused(names: Iterable[str], why: str) -> list[Figure]:

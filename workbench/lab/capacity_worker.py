@@ -16,7 +16,7 @@ from workbench.engine.views.ledger import ledger
 from workbench.lab.bench_runs import bench_model, random_prompts, submit
 from workbench.model.load import LoadedModel
 
-_ARENA_LINES = ("kv:", "metadata", "slab_waste", "unassigned_slabs")
+_ARENA_LINES = ("kv:", "metadata", "slab_waste", "unassigned_slabs", "reserved:arena")
 
 
 class CapacityTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ def _result(engine: Engine, rss_growth: int) -> CapacityResult:
     requests = engine.scheduler.running
     num_pages = sum(engine.stack.manager.blocks_held(request) for request in requests)
     lines = ledger(engine)[0]
-    scratch = sum(line.num_bytes for line in lines if line.name == "scratch")
+    scratch = sum(line.num_bytes for line in lines if line.name.endswith("scratch"))
     return CapacityResult(
         num_tokens=sum(request.num_computed_tokens for request in requests),
         num_refused=len(engine.scheduler.waiting), num_pages=num_pages,

@@ -14,13 +14,17 @@ import numpy as np
 from workbench.cache.tier import Lookup
 from workbench.clock import RealClock
 from workbench.config import TierSettings
-from workbench.lab.fault_kinds import Fault, Ladder, ladders
+from workbench.lab import fault_engine
+from workbench.lab.fault_engine import Served, ServePlan, serve_under_faults
+from workbench.lab.fault_kinds import ANY, GONE, Fault, Ladder, ladders
 from workbench.lab.figures import Figure
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
+from workbench.spatial.hierarchy.patience import RETRY_S
 
 Progress = Callable[[str], None]
 MOST_WAIT_S = 60.0
 NUM_SLICES = 6
+DRIFT = 4  # transfers after which a new page is asked for; the older, the less often
 BACK = 0.9  # of the throughput before the fault
 
 
@@ -32,9 +36,12 @@ class FaultPlan:
     page_bytes: int = 49_152
     num_keys: int = 600
     window: int = 60
+    served: ServePlan = ServePlan()
 
 
-QUICK = FaultPlan(num_transfers=700, page_bytes=6_144, num_keys=60, window=15)
+QUICK = FaultPlan(
+    num_transfers=700, page_bytes=6_144, num_keys=400, window=15, served=fault_engine.QUICK
+)
 
 
 @dataclass
@@ -47,6 +54,8 @@ class Tally:
     broken_promises: int = 0  # pages that were a hit and did not come
     uncounted: int = 0  # of these, more than were counted while their load was under way
     recoveries: dict[str, float] = field(default_factory=dict)
+    unmet: list[str] = field(default_factory=list)  # faults whose word no tier has counted
+    missing: list[str] = field(default_factory=list)  # those that cannot be here, and why
 
 
 def measure_faults(progress: Progress, folder: Path, plan: FaultPlan) -> list[Figure]:
@@ -62,7 +71,9 @@ def measure_faults(progress: Progress, folder: Path, plan: FaultPlan) -> list[Fi
                 counted += run.num_counted()
             finally:
                 run.hierarchy.close()
-    return _figures(tally, counted, faults)
+    of_engine = folder / "engine"
+    of_engine.mkdir(0o700)
+    return _figures(tally, counted, faults, serve_under_faults(progress, of_engine, plan.served))
 
 
 class _Run:
@@ -81,17 +92,39 @@ class _Run:
         each = num_transfers // (2 * len(faults) + 1)
         self._work(each)
         usual = max(self._rate(self.plan.window) for _ in range(3))
+        met = []
         for fault in faults:
-            until = self.tally.transfers + each
+            name = f"{self.ladder.name}: {fault.name}"
+            if why := fault.missing():
+                self.tally.missing.append(f"{name} n/a ({why})")
+                continue
+            before, until = self._counted(fault), self.tally.transfers + each
+            started_s = self.clock.now_s()
             with fault.active(self.hierarchy):
-                while self.tally.transfers < until:
+                while self.tally.transfers < until or self._waits_for(fault, before, started_s):
                     fault.strike(self.hierarchy, self.rng)
                     self._work(10)
+            if fault.word[0] and self._counted(fault) == before:
+                self.tally.unmet.append(name)
             seconds = self._recover(usual)
-            self.tally.recoveries[f"{self.ladder.name}: {fault.name}"] = seconds
+            self.tally.recoveries[name] = seconds
             progress(f"{self.ladder.name}, {fault.name}: back after {seconds:.2f} s")
             self._work(each)
-        return [f"{self.ladder.name}: {fault.name}" for fault in faults]
+            met.append(name)
+        return met
+
+    def _waits_for(self, fault: Fault, before: int, started_s: float) -> bool:
+        """Whether a tier has yet to meet a fault: one that failed is left alone for a while."""
+        met = not fault.word[0] or self._counted(fault) > before
+        return not met and self.clock.now_s() - started_s < 3 * RETRY_S
+
+    def _counted(self, fault: Fault) -> int:
+        """Times that its tier has counted it so far."""
+        tier, word = fault.word
+        if word == GONE:
+            return self.hierarchy.mover.counters[tier].num_gone if tier else 0
+        found = (each.faults for each in self.hierarchy.stats().tiers if each.name == tier)
+        return sum(sum(f.values()) if word == ANY else f.get(word, 0) for f in found)
 
     def _recover(self, usual: float) -> float:
         started_s = self.clock.now_s()
@@ -108,7 +141,8 @@ class _Run:
     def _work(self, num_transfers: int) -> None:
         until = self.tally.transfers + num_transfers
         while self.tally.transfers < until:
-            first = int(self.rng.zipf(1.3)) % self.plan.num_keys
+            newest = self.tally.transfers // DRIFT
+            first = max(0, newest - int(self.rng.zipf(1.3)) % self.plan.num_keys)
             self._request([first + at for at in range(int(self.rng.integers(1, 5)))])
 
     def _request(self, numbers: list[int]) -> None:
@@ -178,12 +212,30 @@ def content(number: int, num_bytes: int) -> np.ndarray:
     return (words * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8)
 
 
-def _figures(tally: Tally, counted: int, faults: list[str]) -> list[Figure]:
+def _figures(tally: Tally, counted: int, faults: list[str], served: Served) -> list[Figure]:
     slowest = max(tally.recoveries, key=lambda name: tally.recoveries[name])
-    note = f"{tally.transfers:,} transfers; faults: {', '.join(faults)}"
+    note = f"{tally.transfers:,} transfers; faults: {', '.join(faults + tally.missing)}"
+    share = served.num_cached_tokens / max(1, served.num_prompt_tokens)
     return [
         Figure(name="fault_wrong_bytes", value=tally.wrong_bytes, unit="bytes", note=note),
-        Figure(name="fault_lost_requests", value=tally.lost_requests),
+        Figure(
+            name="fault_lost_requests", value=served.num_lost,
+            note=f"of {served.num_requests} requests to an engine through the same faults, on "
+            f"disk, store and objects; {share:.0%} of their prompts' tokens were hits, "
+            f"{served.num_loaded_pages} pages came up",
+        ),
+        Figure(
+            name="fault_wrong_tokens", value=served.num_wrong_tokens,
+            note=f"against the naive loop; {served.num_near_ties} near ties",
+        ),
+        Figure(
+            name="fault_lost_loads", value=tally.lost_requests,
+            note=f"loads without an end among the transfers, within {MOST_WAIT_S:.0f} s",
+        ),
+        Figure(
+            name="fault_kinds_unmet", value=len(tally.unmet),
+            note=f"faults that no tier has counted: {', '.join(tally.unmet) or 'none'}",
+        ),
         Figure(
             name="fault_uncounted", value=tally.uncounted,
             note=f"{tally.broken_promises} promised pages did not come, {counted} faults and gone "

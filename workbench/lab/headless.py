@@ -10,6 +10,7 @@ import msgspec
 from workbench.cache_control import CacheUsage
 from workbench.clock import Clock, RealClock
 from workbench.config import EngineConfig
+from workbench.engine.heap import settle_heap
 from workbench.engine.process.host import EngineHost
 from workbench.engine.process.protocol import (
     Announcement,
@@ -18,6 +19,7 @@ from workbench.engine.process.protocol import (
     StartWorkload,
     Workload,
 )
+from workbench.events import KVEventBatch
 from workbench.lab.figures import Figure
 from workbench.request import RequestOutput
 from workbench.snapshot import Snapshot
@@ -83,10 +85,12 @@ def serve(
     config: EngineConfig,
     progress: Progress,
     policies: dict[str, str] | None = None,
+    on_kv_events: Callable[[KVEventBatch], None] | None = None,
 ) -> Served:
     """Load the model, serve the workload to its end, return answers and figures.
 
     A workload that repeats is served once. `policies`: texts of the user's own files by name.
+    `on_kv_events` gets what can be found where, in batches by step.
     Raises ModelError, CapacityError, SettingError, or RequestError when the first is refused.
     """
     from workbench.model.load import load_model
@@ -94,9 +98,12 @@ def serve(
     progress("loading the model", 0)
     clock = RealClock()
     recorder = _Recorder(clock)
-    host = EngineHost(clock, recorder, first_request_number=1, policies=policies)
+    host = EngineHost(
+        clock, recorder, first_request_number=1, policies=policies, on_kv_events=on_kv_events
+    )
     try:
         host.adopt(config, load_model(config.model.path, config.model.weight_format))
+        settle_heap()
         start_s, start_cpu_s = clock.now_s(), clock.cpu_s()
         host.start_workload(StartWorkload(msgspec.structs.replace(workload, repeat=False)))
         _run_to_the_end(host, recorder, progress)
@@ -161,8 +168,13 @@ def usage_figures(usages: list[CacheUsage]) -> list[Figure]:
 
 
 def engine_figures(snapshot: Snapshot) -> list[Figure]:
-    """The engine's own numbers at the end, with their provenance."""
-    figures = []
+    """The engine's weights and its own numbers at the end, with their provenance."""
+    notes = [snapshot.weight_format, *(note.plain() for note in snapshot.weight_notes)]
+    figures = [
+        Figure(
+            name="weight_bytes", value=snapshot.weight_bytes, unit="bytes", note="; ".join(notes)
+        )
+    ]
     for name, number in snapshot.numbers.items():
         note = ", ".join(part for part in (number.percentile, number.why) if part)
         figures.append(

@@ -5,8 +5,12 @@ as a whole (serial), and with a load by layers (measured), one after another, on
 
     overlap efficiency = (serial - measured) / (serial - ideal)
     ideal = max(compute, serial - compute)
+
+It says something only where computing and transfer take about as long: elsewhere the shorter of the
+two is all that can be hidden, and noise of the longer one hides it.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +28,7 @@ from workbench.model.load import LoadedModel
 Progress = Callable[[str], None]
 WAIT_S = 60.0
 LONGER = 1.3
+MOST_APART = 2.0  # compute over transfer, and transfer over compute
 SUFFIXES = (4, 8, 16, 32, 64, 128, 256)  # new tokens, the more the longer computing takes
 
 
@@ -53,6 +58,16 @@ class Times:
         return self.serial_s - self.compute_s
 
     @property
+    def ratio(self) -> float:
+        """Compute over transfer; infinite where nothing had to be transferred."""
+        return self.compute_s / self.transfer_s if self.transfer_s > 0 else math.inf
+
+    @property
+    def balanced(self) -> bool:
+        """Whether neither takes more than `MOST_APART` times as long as the other."""
+        return 1 / MOST_APART <= self.ratio <= MOST_APART
+
+    @property
     def efficiency(self) -> float:
         """Share of what overlap could hide at best that it hid."""
         ideal_s = max(self.compute_s, self.transfer_s)
@@ -71,15 +86,15 @@ def measure_overlap(progress: Progress, plan: OverlapPlan) -> list[Figure]:
         slowed = bench.measure(suffix)
         num_slices = bench.engine.fetcher.layers.num_slices
         bench.engine.close()
-    hidden = f"{disk.efficiency:.2f} on the disk, {slowed.efficiency:.2f} throttled"
+    hidden = f"{_share(disk)} on the disk, {_share(slowed)} throttled"
     progress(f"loads by layers: share of the transfer that is hidden: {hidden}")
     kinds: list[tuple[str, Times, Provenance, str]] = [
         ("disk", disk, "measured", ""), ("throttled", slowed, "throttled", f", {mb_s:.0f} MB/s"),
     ]  # fmt: skip
     return [
-        Figure(
-            name=f"overlap_efficiency_{name}", value=times.efficiency, provenance=provenance,
-            note=f"{plan.prefix_tokens} tokens from disk{more}, {suffix} computed: "
+        overlap_figure(
+            name, times, provenance,
+            f"{plan.prefix_tokens} tokens from disk{more}, {suffix} computed: "
             f"compute {times.compute_s * 1e3:.0f} ms, transfer {times.transfer_s * 1e3:.0f}, "
             f"serial {times.serial_s * 1e3:.0f}, by {num_slices} slices "
             f"{times.layered_s * 1e3:.0f}; layers first on the disk, one compute thread, "
@@ -87,6 +102,21 @@ def measure_overlap(progress: Progress, plan: OverlapPlan) -> list[Figure]:
         )
         for name, times, provenance, more in kinds
     ]  # fmt: skip
+
+
+def overlap_figure(name: str, times: Times, provenance: Provenance, note: str) -> Figure:
+    """The efficiency with the ratio that it depends on; no value where that is out of bounds."""
+    told = f"compute / transfer {times.ratio:.2f}"
+    if not times.balanced:
+        told += f", asked {1 / MOST_APART:g} to {MOST_APART:g}: not measured"
+    return Figure(
+        name=f"overlap_efficiency_{name}", value=times.efficiency if times.balanced else None,
+        provenance=provenance, note=f"{told}; {note}",
+    )  # fmt: skip
+
+
+def _share(times: Times) -> str:
+    return f"{times.efficiency:.2f}" if times.balanced else f"n/a (ratio {times.ratio:.2f})"
 
 
 @contextmanager

@@ -87,30 +87,36 @@ def _hit_figures(
     return figures
 
 
+def _ignore(block: int) -> None:
+    """Nobody asks what was evicted."""
+
+
 def dense(references: list[int]) -> np.ndarray:
     """Ids renumbered from 0, int64 [n]."""
     return np.unique(np.array(references, np.int64), return_inverse=True)[1]
 
 
-def replay(references: np.ndarray, capacity: int, name: str) -> float:
-    """Share of the references that an order finds cached."""
-    num_ids = int(references.max(initial=0)) + 1
-    order: EvictionOrder = builtin_registry().create("eviction", name, num_ids)
-    cached = np.zeros(num_ids, bool)
-    num_cached = hits = 0
+def replay(
+    references: np.ndarray, capacity: int, name: str, gone: Callable[[int], object] = _ignore
+) -> float:
+    """Share of the references that an order finds cached; `gone` is told what it evicts."""
+    order: EvictionOrder = builtin_registry().create("eviction", name, capacity)
+    slots, held = dict[int, int](), [-1] * capacity
+    all_slots, hits = np.ones(capacity, bool), 0
     for block in references.tolist():
-        if cached[block]:
+        slot = slots.get(block)
+        if slot is not None:
             hits += 1
-            order.hit(block)
+            order.hit(slot)
             continue
-        if num_cached == capacity:
-            gone = order.choose(cached)
-            cached[gone] = False
-            order.removed(gone)
-            num_cached -= 1
-        cached[block] = True
-        order.inserted(block, 1.0)
-        num_cached += 1
+        slot = len(slots)
+        if slot == capacity:
+            slot = order.choose(all_slots)
+            order.removed(slot)
+            del slots[held[slot]]
+            gone(held[slot])
+        slots[block], held[slot] = slot, block
+        order.inserted(slot, block, 1.0)
     return hits / max(1, len(references))
 
 

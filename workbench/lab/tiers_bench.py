@@ -28,7 +28,7 @@ from workbench.lab.placement_bench import PlacementPlan, measure_placement
 from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
 from workbench.lab.retrieval_bench import RetrievalPlan, measure_retrieval
-from workbench.lab.trace_replay import measure_trace
+from workbench.lab.trace_replay import measure_trace, without_trace
 from workbench.lab.transport_bench import measure_transports
 from workbench.lab.write_policy_bench import WritePlan, measure_writes
 
@@ -45,8 +45,8 @@ def measure(
 ) -> list[Figure]:
     """Host copies; the cost of every tier; the disk, with `file_mib` of a file in `path` or a
     private folder; hits in a new process; prestaging; placement policies; pages left out by
-    attention mass; transfers under faults; and a Mooncake trace, if given, against its published
-    rates."""
+    attention mass; transfers under faults; and a Mooncake trace, where one is given, against its
+    published rates."""
     plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
     figures += measure_cost_model(progress)
@@ -62,6 +62,6 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="kv-workbench-faults-") as folder:
         sizes = fault_run.QUICK if quick else FaultPlan()
         figures += measure_faults(progress, Path(folder), sizes)
-    if trace is not None:
-        figures += measure_trace(progress, trace, quick=quick)
-    return figures
+    return figures + (
+        without_trace(quick=quick) if trace is None else measure_trace(progress, trace, quick=quick)
+    )

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from workbench.cache.block_pool import BlockPool
+from workbench.cache.eviction_order import RankedRows
 from workbench.cache.geometry import build_geometry
 from workbench.cache.keys import PrefixKey
 from workbench.cache.prefix_index import Row
 from workbench.engine.builtin import builtin_registry
+from workbench.engine.prefill_fit import PrefillFit
 from workbench.lab.figures import Figure
 from workbench.lab.reuse_bench import belady, dense, replay
 from workbench.lab.traces import read_requests
@@ -30,6 +32,10 @@ PUBLISHED: dict[str, tuple[float, ...]] = {
 }
 QUICK_REQUESTS, QUICK_CAPACITIES = 60, (100, 300)
 Progress = Callable[[str], None]
+
+
+def _ignore(what: Any) -> None:
+    """Nobody listens."""
 
 
 def measure_trace(progress: Progress, path: Path, *, quick: bool = False) -> list[Figure]:
@@ -58,6 +64,17 @@ def measure_trace(progress: Progress, path: Path, *, quick: bool = False) -> lis
     return figures + _policies(progress, references, path.stem, quick)
 
 
+def without_trace(*, quick: bool = False) -> list[Figure]:
+    """The same figures without values: no trace was given."""
+    names = ["oracle_error", "hit_rate_infinite"]
+    for capacity in QUICK_CAPACITIES if quick else CAPACITIES:
+        names += [f"hit_rate_{capacity}", f"hit_rate_tails_first_{capacity}"]
+    orders = ["belady", *builtin_registry().names("eviction")]
+    names += [f"policy_{order.replace('-', '_')}" for order in orders]
+    note = "no trace: give --trace FILE (a Mooncake trace with hash_ids)"
+    return [Figure(name=f"trace_{name}", value=None, note=note) for name in names]
+
+
 def _error(errors: list[float], name: str) -> Figure:
     if not errors:
         note = f"no hit rates are published for {name}, or not for a part of it"
@@ -82,17 +99,30 @@ def _policies(progress: Progress, references: np.ndarray, name: str, quick: bool
     ]
 
 
-def touched_in_order(requests: Sequence[Sequence[int]], capacity: int) -> float:
-    """Share of all references that are found, each block touched in the trace's order."""
-    pool, cls = _pool(capacity)
+def touched_in_order(
+    requests: Sequence[Sequence[int]],
+    capacity: int,
+    order: str = "lru",
+    *,
+    num_groups: int = 1,
+    gone: Callable[[int], object] = _ignore,
+) -> float:
+    """Share of all references that are found, each block touched in the trace's order.
+
+    `order`: which cached one goes first; `gone` is told of each. `num_groups`: pages of a block.
+    """
+    pool, cls = _pool(capacity * num_groups, lambda row: gone(row.token_ids[0]))
+    if order != "lru":
+        made = builtin_registry().create("eviction", order, len(pool.row_of))
+        pool.ranked = RankedRows(pool, made, PrefillFit().work)
     hits = total = 0
     for number, request in enumerate(requests):
         pool.step = number
         total += len(request)
         for block in request:
-            found, held = _take(pool, cls, block)
+            found, held = _take(pool, cls, block, num_groups)
             hits += found
-            pool.free([held])
+            pool.free(held)
     return hits / max(1, total)
 
 
@@ -113,32 +143,30 @@ def tails_first(requests: Sequence[Sequence[int]], capacity: int) -> float:
                 held = []
             found, taken = _take(pool, cls, block)
             hits += found
-            held.append(taken)
+            held += taken
         pool.free(reversed(held))
     return hits / max(1, total)
 
 
-def _take(pool: BlockPool, cls: int, block: int) -> tuple[bool, int]:
-    """Hold the cached block of an id, or cache it anew; whether it was there, and which it is."""
+def _take(pool: BlockPool, cls: int, block: int, num_groups: int = 1) -> tuple[bool, list[int]]:
+    """Hold the cached pages of an id, or cache it anew; whether it was there, and which."""
     key: PrefixKey = block.to_bytes(32, "big")
     row = pool.index.get(key)
     if row is not None:
-        pool.touch(row.blocks[0])
-        return True, row.blocks[0]
-    ((taken,),) = pool.allocate([(cls, 1)])
-    pool.publish(Row(key, None, (taken,), (block,), "bf16", key, root_key=b"trace"))
+        for page in row.blocks:
+            pool.touch(page)
+        return True, list(row.blocks)
+    (taken,) = pool.allocate([(cls, num_groups)])
+    pool.publish(Row(key, None, tuple(taken), (block,), "bf16", key, root_key=b"trace"))
     return False, taken
 
 
-def _pool(capacity: int) -> tuple[BlockPool, int]:
+def _pool(capacity: int, before_evict: Callable[[Row], object] = _ignore) -> tuple[BlockPool, int]:
     geometry = build_geometry("model", num_layers=1, num_kv_heads=1, head_dim=16)
     spec = geometry.groups[0].page_spec(16, 16, "bf16", "bf16")
     pool = BlockPool(
         num_slabs=1, slab_bytes=capacity * spec.page_bytes, smallest_page_bytes=spec.page_bytes,
-        index=builtin_registry().create("index", "hash", _ignore, _ignore), before_evict=_ignore,
+        index=builtin_registry().create("index", "hash", _ignore, _ignore),
+        before_evict=before_evict,
     )  # fmt: skip
     return pool, pool.class_of(spec)
-
-
-def _ignore(row: Any) -> None:
-    """Nobody listens."""

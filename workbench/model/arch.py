@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from workbench.errors import ModelError
 
-ScalingKind = Literal["none", "linear", "llama3"]
+ScalingKind = Literal["none", "linear", "llama3", "table"]
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,9 @@ class RopeScaling:
     """How RoPE frequencies are stretched beyond the trained length.
 
     `linear` divides every frequency by `factor` (position interpolation, arXiv 2306.15595);
-    `llama3` divides only long wavelengths and blends between the two bounds (Llama 3.1).
+    `llama3` divides only long wavelengths and blends between the two bounds (Llama 3.1); `table`
+    divides each frequency by its own of `factors` [head_dim / 2] and all by `factor`: how llama.cpp
+    stores Llama 3.1's scaling (`rope_freqs.weight`).
     """
 
     kind: ScalingKind = "none"
@@ -22,15 +24,22 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("none", "linear", "llama3"):
+        if self.kind not in ("none", "linear", "llama3", "table"):
             raise ModelError(
                 f"RoPE scaling {self.kind!r} is not supported: choose a model with none, linear "
                 "or llama3 scaling"
             )
         if self.factor <= 0:
             raise ModelError(f"RoPE scaling factor {self.factor} is not allowed: it must be > 0")
+        wrong = [factor for factor in self.factors if not 0 < factor < math.inf]
+        if wrong:
+            raise ModelError(
+                f"the RoPE factor table holds {wrong[0]}, and each factor must be > 0 and finite: "
+                "the model file is broken, download it again"
+            )
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,13 @@ class ModelArch:
                 f"model {self.name!r}: head_dim = {self.head_dim} is not allowed: RoPE needs an "
                 "even number"
             )
+        scaling = self.rope_scaling
+        if scaling.kind == "table" and len(scaling.factors) != self.head_dim // 2:
+            raise ModelError(
+                f"model {self.name!r}: the RoPE factor table has {len(scaling.factors)} numbers "
+                f"and head_dim = {self.head_dim} needs {self.head_dim // 2}: the file is broken, "
+                "download it again"
+            )
 
     @property
     def q_size(self) -> int:
@@ -120,6 +136,9 @@ class ModelArch:
             return [f / scaling.factor for f in plain]
         if scaling.kind == "llama3":
             return [_llama3_frequency(f, scaling) for f in plain]
+        if scaling.kind == "table":
+            pairs = zip(plain, scaling.factors, strict=True)
+            return [f / own / scaling.factor for f, own in pairs]
         return plain
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +151,8 @@ class ModelArch:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "ModelArch":
         """Inverse of `to_json`."""
-        scaling = RopeScaling(**values["rope_scaling"])
+        given = values["rope_scaling"]
+        scaling = RopeScaling(**{**given, "factors": tuple(given.get("factors", ()))})
         return cls(**{**values, "rope_scaling": scaling, "eos_ids": tuple(values["eos_ids"])})
 
 

@@ -42,15 +42,23 @@ def assemble(
 
 
 def assemble_auto(
-    arch: ModelArch, few: StoredWeights, many: StoredWeights, *, identity: str, device: str
+    arch: ModelArch,
+    few: StoredWeights,
+    many: StoredWeights,
+    *,
+    identity: str,
+    device: str,
+    threshold: int | None = None,
 ) -> tuple[Decoder, int]:
     """A decoder with two copies of its matrices, and the largest number of rows for `few`.
 
-    A probe of well under a second times one layer of both for each number of rows; the result of
-    a step then depends on its number of rows, so that the decoder is schedule dependent.
+    Unless a `threshold` is given, a probe of well under a second times one layer of both for each
+    number of rows; the result of a step then depends on its number of rows, so that the decoder is
+    schedule dependent. The threshold shapes what is cached, so the fingerprint holds it.
     """
     fast, wide = _build_weights(arch, few, device), _build_weights(arch, many, device)
-    threshold = _probe(fast.layers[0], wide.layers[0])
+    if threshold is None:
+        threshold = _probe(fast.layers[0], wide.layers[0])
 
     def both(pick: Callable[[Layer], Linear], a: Layer, b: Layer) -> Linear:
         return AutoLinear(pick(a), pick(b), threshold)
@@ -78,7 +86,7 @@ def assemble_auto(
         arch,
         weights,
         weight_format="auto",
-        fingerprint=fingerprint_of(identity, "auto"),
+        fingerprint=fingerprint_of(identity, f"auto<={threshold}"),
         compute_dtype=wide.final_norm.dtype,
         device=device,
         schedule_dependent=True,

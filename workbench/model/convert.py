@@ -63,6 +63,12 @@ def convert(source: WeightSource, weight_format: str) -> Converted:
     return result
 
 
+def kept_types(note: str) -> tuple[str, str]:
+    """The stored type and the kind of one of `Converted.notes`."""
+    stored, kind = note.split(" kept as ")
+    return stored, kind
+
+
 def _add_layer(
     source: WeightSource, result: Converted, prefix: str, weight_format: str, dtype: torch.dtype
 ) -> None:

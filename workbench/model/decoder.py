@@ -135,7 +135,7 @@ class Decoder:
         arch = self.arch
         h = rms_norm(x, layer.attn_norm, self._eps)
         rotated = arch.num_heads + arch.num_kv_heads
-        qkv = layer.qkv(h).unflatten(-1, (rotated + arch.num_kv_heads, arch.head_dim))  # [N, H, D]
+        qkv = layer.qkv(h).view(x.shape[0], rotated + arch.num_kv_heads, arch.head_dim)  # [N, H, D]
         qk = qkv[:, :rotated]
         if layer.qk_norm is not None:
             qk = rms_norm(qk, layer.qk_norm, self._eps)

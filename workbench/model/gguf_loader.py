@@ -1,6 +1,7 @@
 """Read a GGUF file: configuration, tensors (dequantized or as stored groups), tokenizer data."""
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from torch import Tensor
 
 from workbench.errors import ModelError
 from workbench.model.arch import ModelArch, RopeScaling
-from workbench.model.source import Group4Bit, as_float, unpermute_rope
+from workbench.model.source import (
+    Group4Bit,
+    as_float,
+    refuse_unread,
+    tensor_names,
+    unpermute_rope,
+)
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 _GLOBAL_NAMES = {"embed": "token_embd", "head": "output", "final_norm": "output_norm"}
@@ -31,13 +38,16 @@ _LAYER_NAMES = {
     "v_bias": "attn_v.bias",
     "o_bias": "attn_output.bias",
 }
+_ROPE_FACTORS = "rope_freqs.weight"
+_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")  # no weights
 
 
 class GgufSource:
     """One GGUF file as a `WeightSource`; `fields` holds its key-value metadata.
 
     Raises ModelError for a broken file, an architecture outside `SUPPORTED`, missing keys or
-    tensors. llama.cpp permutes q and k rows of the Llama architecture: that is undone here.
+    tensors, and tensors that the decoder has no use for. llama.cpp permutes q and k rows of the
+    Llama architecture: that is undone here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,6 +58,8 @@ class GgufSource:
         self._tensors = {item.name: item for item in self._reader.tensors}
         self.arch = self._read_arch()
         self.name = str(self.value("general.name", path.stem))
+        read = {self._file_name(name) for name in tensor_names(self.arch)}
+        refuse_unread(path.name, set(self._tensors) - read, _HARMLESS)
 
     def value(self, key: str, default: Any = None) -> Any:
         """One metadata value as plain Python, or `default`."""
@@ -163,15 +175,14 @@ class GgufSource:
         )
 
     def _read_scaling(self, kind: str) -> RopeScaling:
-        if "rope_freqs.weight" in self._tensors:
-            raise ModelError(
-                f"{self.path.name} carries a RoPE factor table (llama3 scaling baked into GGUF): "
-                "load the model's Hugging Face folder instead"
-            )
         scaling = self.value(f"{kind}.rope.scaling.type", "none")
-        if scaling == "none":
-            return RopeScaling()
-        return RopeScaling(kind=scaling, factor=float(self.value(f"{kind}.rope.scaling.factor", 1)))
+        factor = float(self.value(f"{kind}.rope.scaling.factor", 1))
+        if _ROPE_FACTORS in self._tensors and scaling in ("none", "linear"):
+            table = np.array(self._tensors[_ROPE_FACTORS].data, np.float64).reshape(-1)
+            return RopeScaling(
+                "table", factor if scaling == "linear" else 1.0, factors=tuple(table.tolist())
+            )
+        return RopeScaling() if scaling == "none" else RopeScaling(kind=scaling, factor=factor)
 
 
 def _open(path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from workbench.errors import ModelError
 from workbench.model.arch import ModelArch, RopeScaling
-from workbench.model.source import Group4Bit, as_float
+from workbench.model.source import Group4Bit, as_float, refuse_unread, tensor_names
 
 SUPPORTED = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 _GLOBAL_NAMES = {
@@ -35,13 +36,14 @@ _LAYER_NAMES = {
     "v_bias": "self_attn.v_proj.bias",
     "o_bias": "self_attn.o_proj.bias",
 }
+_HARMLESS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # no weights
 
 
 class HfSource:
     """A folder with config.json and *.safetensors as a `WeightSource`.
 
-    Raises ModelError for a missing or broken file, an unknown architecture, pickled weights and
-    missing tensors.
+    Raises ModelError for a missing or broken file, an unknown architecture, pickled weights,
+    missing tensors, and tensors that the decoder has no use for.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,6 +54,8 @@ class HfSource:
         self.arch = arch_from_config(self.config, read_json(folder / "generation_config.json", {}))
         if self.arch.tie_embeddings is False and not self.has("head"):
             raise self._missing("lm_head.weight")
+        read = {_hf_name(name) for name in (*tensor_names(self.arch), "head")}  # tied: a copy
+        refuse_unread(str(folder), set(self._where) - read, _HARMLESS)
         self.name = str(self.config.get("_name_or_path") or folder.resolve().name)
         self.identity = folder_sha256(folder)
 
@@ -97,6 +101,8 @@ def arch_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         raise ModelError(f"activation {config['hidden_act']!r} is not supported: only silu is")
     if config.get("use_sliding_window"):
         raise ModelError("sliding-window attention is not supported: choose another model")
+    if config.get("mlp_bias"):
+        raise ModelError("mlp_bias = true is not supported: choose a model whose MLP has no biases")
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -10,7 +10,7 @@ import torch
 from workbench.errors import ModelError
 from workbench.model.arch import ModelArch
 from workbench.model.assemble import assemble, assemble_auto
-from workbench.model.convert import convert
+from workbench.model.convert import convert, kept_types
 from workbench.model.decoder import Decoder
 from workbench.model.fetch import cached_path
 from workbench.model.gguf_loader import GgufSource
@@ -20,6 +20,7 @@ from workbench.model.store import About, ConvertedStore, StoredWeights
 from workbench.model.tokenizer import Tokenizer
 from workbench.model.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
 from workbench.settings.model import WEIGHT_FORMATS
+from workbench.views import WeightNote
 
 Progress = Callable[[int, int], None]
 
@@ -28,7 +29,7 @@ Progress = Callable[[int, int], None]
 class LoadedModel:
     """A decoder with its tokenizer and where it came from.
 
-    `notes` are sentences for the user: stored types that had to change, the choice of `auto`.
+    `notes` are for the user: stored types that had to change, the choice of `auto`.
     """
 
     decoder: Decoder
@@ -37,7 +38,7 @@ class LoadedModel:
     name: str
     path: Path
     identity: str
-    notes: tuple[str, ...]
+    notes: tuple[WeightNote, ...]
 
 
 def load_model(
@@ -122,23 +123,22 @@ class _ModelFiles:
 
 def _decoder(
     files: _ModelFiles, about: About, weight_format: str, device: str, report: Progress
-) -> tuple[Decoder, list[str]]:
-    notes: list[str] = []
+) -> tuple[Decoder, list[WeightNote]]:
+    notes: list[WeightNote] = []
     if device != "cpu" and weight_format in ("as_stored", "int8", "auto"):
-        notes.append(f"{weight_format} weights run as bf16 on {device}: packed is for CPUs only")
+        values = {"format": weight_format, "device": device}
+        notes.append(WeightNote(kind="moved", values=values))
         weight_format = "bf16"
     first = files.weights(about.identity, "as_stored" if weight_format == "auto" else weight_format)
-    notes += first.notes
+    for stored, kind in map(kept_types, first.notes):
+        notes.append(WeightNote(kind="kept", values={"stored": stored, "format": kind}))
     if weight_format == "auto" and first.tensors["final_norm"].dtype == torch.bfloat16:
         many = files.weights(about.identity, "bf16")
         report(2, 3)
         decoder, threshold = assemble_auto(
             about.arch, first, many, identity=about.identity, device=device
         )
-        notes.append(
-            f"auto: weights as stored up to {threshold} rows, bf16 above; results depend on the "
-            "schedule"
-        )
+        notes.append(WeightNote(kind="auto", values={"rows": threshold}))
         return decoder, notes
     report(2, 3)
     decoder = assemble(

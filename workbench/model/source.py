@@ -1,11 +1,14 @@
 """What a model file must offer to be converted, whatever its container."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from workbench.errors import ModelError
 from workbench.model.arch import ModelArch
 
 LAYER_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -48,10 +51,32 @@ class WeightSource(Protocol):
         """The stored 4-bit groups when the type is Q4_0 or Q4_1, else None."""
 
 
+def tensor_names(arch: ModelArch) -> list[str]:
+    """Names of all tensors that a decoder of this architecture is made of."""
+    leaves = ["attn_norm", "mlp_norm", *LAYER_MATRICES]
+    leaves += ["q_bias", "k_bias", "v_bias"] if arch.attention_bias else []
+    leaves += ["o_bias"] if arch.output_bias else []
+    leaves += ["q_norm", "k_norm"] if arch.qk_norm else []
+    layers = [f"layers.{index}.{leaf}" for index in range(arch.num_layers) for leaf in leaves]
+    return ["embed", *([] if arch.tie_embeddings else ["head"]), "final_norm", *layers]
+
+
+def refuse_unread(where: str, unread: Iterable[str], harmless: re.Pattern[str]) -> None:
+    """ModelError if a file holds weights that no tensor of the decoder is made of.
+
+    Without them the model would answer, and wrongly. `harmless` matches what is no weight.
+    """
+    left = sorted(name for name in unread if not harmless.fullmatch(name))
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise ModelError(
+            f"{where} holds the tensor {left[0]!r}{more}, which this decoder does not compute "
+            "with: choose a plain Llama, Qwen2 or Qwen3 model, all of whose weights are known"
+        )
+
+
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> Tensor:
     """The tensor, or ModelError when its shape does not fit the architecture."""
-    from workbench.errors import ModelError
-
     if tuple(tensor.shape) != expected:
         raise ModelError(
             f"tensor {name!r} has shape {tuple(tensor.shape)} but the configuration asks for "

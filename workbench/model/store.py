@@ -28,6 +28,7 @@ from workbench.model.tokenizer_files import read_tokenizer
 _ALIGNMENT = 64
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
 LAYOUT = 2  # raise it when the meaning of a converted file changes
+ABOUT_LAYOUT = 3  # raise it when originals have to be looked at again before their weights are used
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ConvertedStore:
         """Architecture and tokenizer of a converted model, None if not complete and whole here."""
         folder = self._model_folder(identity)
         values = _read_json(folder / "about.json")
-        if values.get("layout") != LAYOUT or not (folder / "tokenizer.json").exists():
+        if values.get("layout") != ABOUT_LAYOUT or not (folder / "tokenizer.json").exists():
             return None
         try:
             raw = read_tokenizer(folder / "tokenizer.json")
@@ -86,7 +87,7 @@ class ConvertedStore:
         folder = self._model_folder(about.identity)
         self._write_text(folder / "tokenizer.json", tokenizer.raw.to_str())
         values = {
-            "layout": LAYOUT,
+            "layout": ABOUT_LAYOUT,
             "arch": about.arch.to_json(),
             "name": about.name,
             "tokenizer": tokenizer.info.to_json(),

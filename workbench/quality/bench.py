@@ -18,7 +18,12 @@ from workbench.lab.figures import Figure
 from workbench.model.load import LoadedModel, load_model
 from workbench.model.random_launch import random_model
 from workbench.quality import run
-from workbench.quality.bytes_bench import claim_figure, measure_claims
+from workbench.quality.bytes_bench import (
+    claim_figure,
+    measure_budgets,
+    measure_claims,
+    retention_changes,
+)
 from workbench.quality.engines import full_changes, lab_engine
 from workbench.quality.metrics import TokenScores
 from workbench.quality.numpy_schemes import SCHEMES
@@ -68,8 +73,10 @@ def measure(progress: Tell, *, quick: bool) -> list[Figure]:
         ratios.append(_mean_kl(ours) / _mean_kl(twin))
     note = f"over {len(ratios)} schemes: {', '.join(built)}"
     figures.append(Figure(name="kl_vs_float64_max", value=max(ratios), note=note))
+    progress("bytes of formats and retention policies")
     claims = measure_claims(model, all_settings()[K_FORMAT].metadata["choices"])
-    return [*figures, claim_figure(claims), _live_figure(model, quick=quick)]
+    budgets = measure_budgets(model, retention_changes(quick=quick))
+    return [*figures, claim_figure(claims, budgets), _live_figure(model, quick=quick)]
 
 
 def _is_built(name: str) -> bool:

@@ -26,6 +26,21 @@ def touched_bytes(engine: "Engine") -> int:
     return int((lines != SENTINEL).any(-1).sum()) * LINE_BYTES
 
 
+def held_bytes(engine: "Engine") -> int:
+    """Bytes of the lines that no longer hold the mark and lie in blocks that some table holds.
+
+    From the pool's references and offsets, a line counted once: nothing is asked of a request.
+    """
+    pool = engine.stack.pool
+    written = (_words(engine).view(-1, LINE_BYTES // 8) != SENTINEL).any(-1)
+    held = torch.zeros_like(written)
+    for block in np.flatnonzero(pool.ref_cnt > 0):
+        first = int(pool.offset[block])
+        end = first + pool.classes[pool.page_class(int(block))].page_bytes
+        held[first // LINE_BYTES : -(-end // LINE_BYTES)] = True
+    return int((written & held).sum()) * LINE_BYTES
+
+
 def byte_report(engine: "Engine", request: Request) -> ByteReport:
     """Count a running request's bytes in all groups."""
     manager = engine.stack.manager

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
+from workbench.engine.compressed_reads import full_format
 from workbench.engine.engine import Engine
 from workbench.errors import RequestError, SettingError
 from workbench.model.load import LoadedModel
+from workbench.quality.job_protocol import refuse_tier_setting
 from workbench.quality.plan import QualityPlan
 from workbench.quality.texts import Window
 from workbench.request import Request, RequestSpec, SamplingParams
@@ -47,6 +48,7 @@ def check_changes(changes: Changes) -> None:
     """Refuse a setting by name before anything runs: unknown, out of range, or not the lab's."""
     replace_settings(EngineConfig(), changes)
     for path in changes:
+        refuse_tier_setting(path)
         if path in OWN:
             raise SettingError(
                 f"{path} is the quality lab's own (the same for every setting): leave it out"
@@ -60,7 +62,7 @@ def check_changes(changes: Changes) -> None:
 
 def full_changes(model: LoadedModel) -> Changes:
     """The full-precision cache: pages in the compute dtype, nothing evicted."""
-    name = "fp32" if model.decoder.compute_dtype == torch.float32 else "bf16"
+    name = full_format(model.decoder.compute_dtype)
     return {"cache.k_format": name, "cache.v_format": name, "retention.policy": "none"}
 
 

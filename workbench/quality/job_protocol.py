@@ -12,6 +12,7 @@ from workbench.errors import SettingError
 from workbench.lab.job_lines import DoneLine, ErrorLine
 from workbench.quality.plan import QualityPlan
 from workbench.quality.results import QualityReport, Setting
+from workbench.settings.tiers import FLOAT_CODECS
 
 MAX_SETTINGS = 64
 MAX_PLAN_BYTES = 2**20
@@ -27,6 +28,10 @@ QUALITY_SETTINGS = (
     "cache.rank", "cache.rank_heads", "cache.rank_plan", "cache.basis", "cache.calibration",
     *(path for path in all_settings() if path.startswith("retention.")),
 )  # fmt: skip
+
+# What changes them as well, on the way of a prefix through the tiers, which forced text does not
+# go; and the benches that measure it.
+TIER_SETTINGS = {"tiers.disk_codec": "codecs", "tiers.retrieval": "tiers"}
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +122,26 @@ def quality_changes(config: EngineConfig) -> dict[str, Any]:
     return {path: value for path, value in changes.items() if path in QUALITY_SETTINGS}
 
 
+def not_measured(config: EngineConfig) -> dict[str, Any]:
+    """Settings that are on and change what attention reads, but no job measures, by path."""
+    tiers = config.tiers
+    found: dict[str, Any] = {}
+    if tiers.disk_mib and tiers.disk_codec in FLOAT_CODECS:
+        found["tiers.disk_codec"] = tiers.disk_codec
+    if tiers.any_on and tiers.retrieval != "all" and tiers.retrieval_share < 1:
+        found["tiers.retrieval"] = tiers.retrieval
+    return found
+
+
+def refuse_tier_setting(path: str) -> None:
+    """Raise SettingError for a setting that forced text would show as exact although it is not."""
+    if path in TIER_SETTINGS:
+        raise SettingError(
+            f"{path} acts on prefixes that come back from a tier, which forced text does not: "
+            f"leave it out, and run workbench bench {TIER_SETTINGS[path]}"
+        )
+
+
 def check_setting(setting: Setting) -> None:
     """Raise SettingError for a setting that no job could measure, before one is started."""
     try:
@@ -124,6 +149,10 @@ def check_setting(setting: Setting) -> None:
     except SettingError as error:
         raise SettingError(f"setting {setting.name!r}: {error}") from error
     for path in setting.changes:
+        try:
+            refuse_tier_setting(path)
+        except SettingError as error:
+            raise SettingError(f"setting {setting.name!r}: {error}") from error
         if path in LAB_SETTINGS:
             raise SettingError(
                 f"setting {setting.name!r}: {path} is the quality lab's own (the same for every "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.clock import Clock, RealClock
+from workbench.engine.compressed_reads import reads_compressed
 from workbench.engine.engine import Engine
 from workbench.errors import SettingError
 from workbench.model.load import LoadedModel
@@ -258,7 +259,7 @@ def score_window(
                 f"{contender.name} computes other tokens a step than the full cache: leave the "
                 "scheduling settings out"
             )
-        mask = _reads_compressed(engine, request, positions)
+        mask = reads_compressed(engine, request, positions)
         log_ours = torch.log_softmax(logits, -1)
         parts.append(score_rows(log_full, log_ours, tokens[positions + 1], positions, mask))
         if count_bytes and request.num_computed_tokens > last:
@@ -269,23 +270,6 @@ def score_window(
             prepare(engine)
         run_window(engine, window, steps, score, contender.after_context, stop)
     return join(parts)
-
-
-def _reads_compressed(engine: Engine, request: Request, positions: np.ndarray) -> np.ndarray:
-    """Which query positions read at least one entry that is not as the full cache has it.
-
-    Pages of a lossy format count once they are full, because some keep their newest tokens exact.
-    """
-    manager = engine.stack.manager
-    blocks = manager.requests[request.request_id]
-    sparse = engine.config.retention.sparse != "off"
-    if sparse or bool((blocks.stored_len < request.num_computed_tokens).any()):
-        return np.ones(len(positions), bool)
-    exact = {"fp32", str(full_changes(engine.model)["cache.k_format"])}
-    specs = [manager.pool.classes[cls] for cls in manager.classes]
-    lossy = any({spec.k_format, spec.v_format} - exact for spec in specs)
-    pages = 1 + manager.roles.residual_pages + manager.roles.sink_pages
-    return (positions >= manager.block_size * pages) & lossy
 
 
 def _needle(depth: float, scores: TokenScores) -> NeedleScore:

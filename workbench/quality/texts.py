@@ -36,7 +36,7 @@ def text_windows(tokenizer: Tokenizer, plan: QualityPlan) -> list[Window]:
     """
     if plan.texts:
         tokens = tokenizer.encode(read_texts(plan.texts), add_special=False)
-        source = ", ".join(plan.texts)
+        source = ", ".join(Path(name).name for name in plan.texts)
     else:
         tokens = topic_tokens(tokenizer, plan.seed, plan.num_windows * plan.window_tokens)
         source = "the built-in text"

@@ -2,7 +2,8 @@
 
 # by family; what each one is: kernels/kvkernels/formats
 KV_FORMATS = (
-    "bf16", "fp32", "fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token", "fp8_e5m2", "int8", "int4",
+    "bf16", "fp32", "fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token", "fp8_e5m2", "fp8_e5m2_head",
+    "fp8_e5m2_token", "int8", "int4",
     "int4_rotated", "int3", "int2", "nvfp4", "turbo4", "turbo3", "kivi4", "kivi3", "kivi2",
     "kvquant4", "kvquant3", "kvquant2", "lowrank", "lowrank_int4",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from workbench.errors import SettingError
+from workbench.settings.addresses import secret_part
 from workbench.settings.declare import Section, setting
 
 DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
@@ -82,6 +83,11 @@ class TierSettings(Section, section="tiers"):
     load: str = setting("whole", change="hot", dim="T", choices=LOADS)
     prestage: bool = setting(False, change="hot", dim="S")
     prefetch: str = setting("wait", change="hot", dim="S", choices=PREFETCHES)
+    prefetch_base_s: float = setting(2.0, change="hot", dim="S", low=0.0, high=600.0, unit="s")
+    prefetch_per_ki_s: float = setting(
+        0.1, change="hot", dim="S", low=0.0, high=60.0, unit="s for each 1,024 tokens"
+    )
+    prefetch_most_s: float = setting(30.0, change="hot", dim="S", low=0.0, high=600.0, unit="s")
     retrieval: str = setting("all", change="hot", dim="S", choices=RETRIEVALS)
     retrieval_share: float = setting(
         0.95, change="hot", dim="S", low=0.0, high=1.0, unit="share of the attention mass"
@@ -90,10 +96,11 @@ class TierSettings(Section, section="tiers"):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("shared_address", "object_url"):
-            if "@" in getattr(self, name).partition("://")[2].partition("/")[0]:
+            part = secret_part(getattr(self, name))
+            if part:
                 raise SettingError(
-                    f"tiers.{name} may hold no user or password, which would be shown and saved: "
-                    "set them in the environment"
+                    f"tiers.{name} may hold no {part}, which would be shown and saved: leave it "
+                    "out, and set credentials in the environment"
                 )
         if self.disk_keep and not self.disk_path:
             raise SettingError(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvkernels.formats.base import Encoded, Method, PageFormat
-from kvkernels.formats.fp8 import E4M3, E4M3_HEAD, E4M3_TOKEN, E5M2
+from kvkernels.formats.fp8 import E4M3, E4M3_HEAD, E4M3_TOKEN, E5M2, E5M2_HEAD, E5M2_TOKEN
 from kvkernels.formats.integer import INT2, INT3, INT4, INT8
 from kvkernels.formats.kivi import KIVI2, KIVI3, KIVI4
 from kvkernels.formats.kvquant import KVQUANT2, KVQUANT3, KVQUANT4
@@ -20,8 +20,8 @@ FORMATS: Mapping[str, PageFormat | Method] = MappingProxyType(
     {
         fmt.name: fmt
         for fmt in (
-            BF16, FP32, E4M3, INT8, INT4, E5M2, E4M3_HEAD, E4M3_TOKEN, INT4_ROTATED, NVFP4, INT3,
-            INT2, TURBO4, TURBO3, KIVI4, KIVI3, KIVI2,
+            BF16, FP32, E4M3, INT8, INT4, E5M2, E4M3_HEAD, E4M3_TOKEN, E5M2_HEAD, E5M2_TOKEN,
+            INT4_ROTATED, NVFP4, INT3, INT2, TURBO4, TURBO3, KIVI4, KIVI3, KIVI2,
             KVQUANT4, KVQUANT3, KVQUANT2, LOW_RANK, LOW_RANK_INT4,
         )
     }

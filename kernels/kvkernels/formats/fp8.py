@@ -6,6 +6,7 @@ Numbers beyond the largest saturate to it and, with a shared scale, are counted.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ def bits_to_half(
 E4M3 = Fp8("fp8_e4m3", 8, torch.int8, shared="tensor", code_factor=256.0)
 E4M3_HEAD = Fp8("fp8_e4m3_head", 8, torch.int8, shared="head", code_factor=256.0)
 E4M3_TOKEN = Fp8("fp8_e4m3_token", 8, torch.int8, num_scales=1, code_factor=256.0)
-E5M2 = Fp8(
-    "fp8_e5m2", 8, torch.int8, shared="tensor", kind=torch.float8_e5m2, top=57344.0, factor=256,
-    mask=-1,
-)  # fmt: skip
+_E5M2: Any = {"kind": torch.float8_e5m2, "top": 57344.0, "factor": 256, "mask": -1}
+E5M2 = Fp8("fp8_e5m2", 8, torch.int8, shared="tensor", **_E5M2)
+E5M2_HEAD = Fp8("fp8_e5m2_head", 8, torch.int8, shared="head", **_E5M2)
+E5M2_TOKEN = Fp8("fp8_e5m2_token", 8, torch.int8, num_scales=1, **_E5M2)

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 from workbench.config import replace_settings
 from workbench.engine.process import protocol
 from workbench.engine.process.host import reload_report, restart_changes
-from workbench.engine.views.tier_report import damage, hold_block, journey, tiers_report
+from workbench.engine.views.tier_report import (
+    damage,
+    hold_block,
+    journey,
+    set_outage,
+    tiers_report,
+)
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -44,6 +50,9 @@ class CommandHandler:
             protocol.GetTiers: lambda body, _: tiers_report(server.host.engine),
             protocol.Journey: lambda body, _: journey(server.host.engine, body.key),
             protocol.InjectFault: lambda body, _: damage(server.host.engine, body.kind),
+            protocol.SetOutage: lambda body, _: set_outage(
+                server.host.engine, body.tier, body.kind
+            ),
             protocol.HoldBlock: lambda body, _: hold_block(
                 server.host.engine, body.key, body.kind, body.seconds
             ),

@@ -11,7 +11,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `random_layers` > 0 builds a small random model with that many layers (a byte vocabulary)
     instead of loading one. `policies`: texts of the user's own files by name, run first.
-    `first_request_number` and `last_event_seq` go on after a restart.
+    `kv_events`: where KV events are published, `kv_events_replay`: where old ones are asked for;
+    empty for nowhere. `first_request_number` and `last_event_seq` go on after a restart.
     """
 
     changes: dict[str, Any] = {}  # settings that differ from the defaults
@@ -22,6 +23,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     speed: float = 1.0
     policies: dict[str, str] = {}
+    kv_events: str = ""
+    kv_events_replay: str = ""
 
 
 class Endpoints(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from workbench.engine.process.protocol import (
     WorkloadStarted,
 )
 from workbench.errors import RequestError, WorkbenchError
+from workbench.events import KVEventBatch
 from workbench.registry import Name
 from workbench.request import RequestOutput, RequestSpec
 from workbench.views import ApplyReport, IntegrityView
@@ -41,7 +42,8 @@ class EngineHost:
     """Owns the engine of this process; `publish` gets every accepted request and all tokens.
 
     The host keeps a journal of its own, so that requests survive loading other weights. `policies`:
-    texts of the user's own files by name, run before the engine is built.
+    texts of the user's own files by name, run before the engine is built. `on_kv_events` gets the
+    batches of every engine, one after the other.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class EngineHost:
         first_request_number: int,
         last_event_seq: int = 0,
         policies: dict[str, str] | None = None,
+        on_kv_events: Callable[[KVEventBatch], None] | None = None,
     ) -> None:
         self.clock = clock
         self.journal = Journal()
@@ -59,6 +62,7 @@ class EngineHost:
         self._next_number = first_request_number
         self._last_event_seq = last_event_seq
         self._policies = OwnPolicies(policies or {})
+        self._on_kv_events = on_kv_events
         self.planner = ArrivalPlanner(self._submit_planned, clock.now_s)
         self.judge = StateJudge()
 
@@ -104,6 +108,7 @@ class EngineHost:
             clock=self.clock,
             last_event_seq=self._last_event_seq,
             registry=registry,
+            on_kv_events=self._on_kv_events,
         )
 
     def load_policy(self, name: str, text: str) -> list[Name]:

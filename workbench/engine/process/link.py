@@ -45,10 +45,13 @@ class EngineLink:
         random_layers: int = 0,
         random_seed: int = 0,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        kv_events: str = "",
+        kv_events_replay: str = "",
     ) -> None:
         self.config = config
         self.journal = Journal()
         self._random = (random_layers, random_seed)
+        self._kv_events = (kv_events, kv_events_replay)
         self._timeout_s = answer_timeout_s
         self._lock = threading.RLock()  # journal, frame, callbacks, connection
         self._restarting = threading.Lock()
@@ -175,6 +178,8 @@ class EngineLink:
             speed=self._speed,
             first_request_number=self.journal.next_request_number(),
             policies=self.policies,
+            kv_events=self._kv_events[0],
+            kv_events_replay=self._kv_events[1],
             last_event_seq=self._num_launches * EVENTS_PER_PROCESS,
         )
         self._num_launches += 1

@@ -125,8 +125,18 @@ class InjectFault(msgspec.Struct, frozen=True, tag=True):
     kind: str
 
 
+class SetOutage(msgspec.Struct, frozen=True, tag=True):
+    """Take a tier's medium away, fill it, or put it right again; answered with nothing.
+
+    `kind`: unplugged, full or none.
+    """
+
+    tier: str
+    kind: str
+
+
 class HoldBlock(msgspec.Struct, frozen=True, tag=True):
-    """Keep a block in the tiers, or let it go; answered with its key, or an empty text.
+    """Keep a block in the tiers, or let it go; answered with a HoldView.
 
     `kind`: lease (for `seconds`), hard, soft (for `seconds`, it goes last) or none.
     """
@@ -192,7 +202,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 Body = (
     Submit | Abort | ClearRequests | Apply | Preview | Play | Pause | Step | SetSpeed | GetSnapshot
     | GetFrame | Inspect | EventsSince | StartShadow | StopShadow | Check | StartWorkload
-    | StopWorkload | GetTiers | Journey | InjectFault | HoldBlock | LoadPolicy | Shutdown
+    | StopWorkload | GetTiers | Journey | InjectFault | SetOutage | HoldBlock | LoadPolicy
+    | Shutdown
 )  # fmt: skip
 
 SHOWN_AT_ONCE = (Apply, Play, Pause, SetSpeed)  # somebody has touched a control and waits

@@ -16,9 +16,11 @@ import msgspec
 
 from workbench.clock import RealClock
 from workbench.config import EngineConfig, all_settings, get_setting, replace_settings
+from workbench.engine.heap import settle_heap
 from workbench.engine.process.commands import Call, CommandHandler
 from workbench.engine.process.endpoints import Endpoints, LaunchOptions
 from workbench.engine.process.host import EngineHost
+from workbench.engine.process.kv_publisher import KvPublisher
 from workbench.engine.process.loading import Loader
 from workbench.engine.process.pacing import FramePacer, SlowMotion
 from workbench.engine.process.transport import Transport
@@ -42,12 +44,16 @@ class EngineServer:
         self.clock = RealClock()  # engine time: stands still in pauses
         self.wall = RealClock()
         self.transport = Transport(endpoints)
+        self.publisher: KvPublisher | None = None
+        if options.kv_events:  # before the model is loaded: readers have time to connect
+            self.publisher = KvPublisher(options.kv_events, options.kv_events_replay)
         self.host = EngineHost(
             self.clock,
             self.transport.publish,
             options.first_request_number,
             options.last_event_seq,
             options.policies,
+            self.publisher,
         )
         self.pacer = FramePacer()
         self.motion = SlowMotion()
@@ -74,9 +80,13 @@ class EngineServer:
             if self.loader is not None and self.loader.done:
                 self._loaded(self.loader)
             worked = self.loader is None and self._work()
+            if self.host.is_ready:
+                self.host.engine.hierarchy.renew_holds()  # while it is paused or idle, too
             self._send_frame_if_due()
             self.transport.wait(0.0 if worked else self._idle_wait_s())
         self.host.close()
+        if self.publisher is not None:
+            self.publisher.close()
         self.transport.close()
 
     def step_once(self) -> bool:
@@ -184,6 +194,7 @@ class EngineServer:
                 milliseconds = (self.wall.now_s() - started_s) * 1e3
                 self.transport.answer(*call, self.host.reloaded(self.config, milliseconds))
             self.config = loader.config
+        settle_heap()
         self.set_threads()
         self.set_paused(self.paused)
         self.handler.handle_parked()

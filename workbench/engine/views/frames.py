@@ -12,11 +12,13 @@ from workbench.engine.metrics import Metrics, share
 from workbench.engine.views import request_views
 from workbench.engine.views.cells import HbmCells, Planes, hbm_cells
 from workbench.engine.views.hardware import Hardware
-from workbench.engine.views.ledger import ledger
+from workbench.engine.views.ledger import ledger, slab_waste_bytes
+from workbench.engine.views.rates import Rates
+from workbench.engine.views.rung_policies import rung_policies
 from workbench.engine.views.tier_grids import TierGrids
 from workbench.engine.views.tier_report import medium_name
 from workbench.engine.views.token_blocks import token_blocks
-from workbench.snapshot import Snapshot, TierGrid, encode_frame
+from workbench.snapshot import NO_OWNER, Snapshot, TierGrid, encode_frame
 from workbench.spatial.hierarchy.counters import TierStats
 from workbench.views import LedgerLine, Number, PageClassView, TierView
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 NUM_EVENTS = 60
-RATE_WINDOW_S = 2.0
 ALWAYS_SHOWN = ("G2", "G3")  # those below have a row while they are on
 LEDGER_EVERY = 5  # frames
 
@@ -35,7 +36,7 @@ class FrameBuilder:
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self.tiers = TierGrids(engine)
-        self._totals: dict[str, list[tuple[float, int]]] = {}
+        self._rates = Rates(engine.clock)
         self._hardware = Hardware(engine.clock)
         self._ledger: tuple[list[LedgerLine], int] = ([], 0)
         self._num_built = 0
@@ -84,9 +85,12 @@ class FrameBuilder:
             model_name=engine.model.name,
             weight_format=decoder.weight_format,
             weight_bytes=decoder.weight_bytes,
+            weight_notes=list(engine.model.notes),
             block_size=engine.config.cache.block_size,
             owner_labels={
-                str(request.owner): request.request_id for request in engine.requests.values()
+                str(request.owner): request.request_id
+                for request in engine.requests.values()
+                if request.owner != NO_OWNER
             },
             classes=_classes(self.tiers.specs),
             grid=grids,
@@ -129,16 +133,6 @@ class FrameBuilder:
             self._shown_settings = {path: get_setting(config, path) for path in all_settings()}
         return self._shown_settings
 
-    def _rate(self, name: str, total: int) -> float:
-        """Bytes per second over the last two seconds."""
-        now = self._engine.clock.wall_s()
-        history = self._totals.setdefault(name, [])
-        history.append((now, total))
-        while len(history) > 1 and history[0][0] < now - RATE_WINDOW_S:
-            history.pop(0)
-        elapsed = now - history[0][0]
-        return (total - history[0][1]) / elapsed if elapsed > 0 else 0.0
-
     def _hbm_tier(self, hbm: HbmCells) -> TierView:
         engine = self._engine
         pool = engine.stack.pool
@@ -147,9 +141,8 @@ class FrameBuilder:
         sizes = np.repeat(per_slab[[cls for cls, _ in hbm.slabs]], [n for _, n in hbm.slabs])
         by_state = np.bincount(state, weights=sizes, minlength=3)
         cached, used = int(by_state[1]), int(by_state[2])
-        lower = engine.hierarchy.stats().tiers
-        loaded = sum(tier.loaded_bytes for tier in lower)
-        stored = next((tier.stored_bytes for tier in lower if tier.on), 0)
+        flows = engine.hierarchy.mover.flows
+        loaded, stored = flows.into("G1"), flows.out_of("G1")
         capacity = pool.num_slabs * pool.slab_bytes
         return TierView(
             name="G1",
@@ -160,8 +153,8 @@ class FrameBuilder:
             cached_bytes=cached,
             free_bytes=capacity - used - cached,
             pinned_bytes=int(sizes[pool.pins[hbm.ids] > 0].sum()),
-            in_bytes_per_s=self._rate("G1.in", loaded),
-            out_bytes_per_s=self._rate("G1.out", stored),
+            in_bytes_per_s=self._rates.per_s("G1.in", loaded),
+            out_bytes_per_s=self._rates.per_s("G1.out", stored),
             in_bytes_total=loaded,
             out_bytes_total=stored,
             num_entries=int((state > 0).sum()),
@@ -169,6 +162,7 @@ class FrameBuilder:
             misses=engine.metrics.prompt_tokens - engine.metrics.hit_tokens,
             faults=0,
             provenance="measured",
+            policies=rung_policies(engine, "G1"),
         )
 
     def _tier_view(self, stats: TierStats) -> TierView:
@@ -182,8 +176,8 @@ class FrameBuilder:
             cached_bytes=cached,
             free_bytes=max(0, stats.capacity_bytes - stats.used_bytes),
             pinned_bytes=stats.pinned_bytes,
-            in_bytes_per_s=self._rate(stats.name + ".in", stats.stored_bytes),
-            out_bytes_per_s=self._rate(stats.name + ".out", stats.loaded_bytes),
+            in_bytes_per_s=self._rates.per_s(stats.name + ".in", stats.stored_bytes),
+            out_bytes_per_s=self._rates.per_s(stats.name + ".out", stats.loaded_bytes),
             in_bytes_total=stats.stored_bytes,
             out_bytes_total=stats.loaded_bytes,
             num_entries=stats.num_entries,
@@ -194,6 +188,7 @@ class FrameBuilder:
             note=f"{stats.throttle_mb_s:g} MB/s" if stats.throttle_mb_s else "",
             failed=stats.failed,
             num_failed=stats.num_failed,
+            policies=rung_policies(self._engine, stats.name),
         )
 
     def _numbers(self, metrics: Metrics) -> dict[str, Number]:
@@ -206,7 +201,7 @@ class FrameBuilder:
         )
         numbers["internal_waste"] = share(slots - stored, slots, "no request holds pages")
         numbers["external_waste"] = self._external_waste()
-        waste = sum(line.num_bytes for line in self._ledger[0] if line.name == "slab_waste")
+        waste = slab_waste_bytes(pool)
         numbers["slab_waste"] = share(waste, pool.num_slabs * pool.slab_bytes, "no slab")
         numbers["num_evictions"] = Number(value=pool.num_evicted_rows, unit="")
         numbers["saturated"] = Number(value=engine.stack.store.num_saturated, unit="elements")

@@ -11,13 +11,20 @@ from workbench.errors import SettingError
 from workbench.spatial.hierarchy.cost_probe import SizeCost
 from workbench.spatial.hierarchy.counters import FitStats, TierStats
 from workbench.spatial.hierarchy.faults import FAULTS, inject
+from workbench.spatial.hierarchy.flows import WINDOW_S
 from workbench.spatial.hierarchy.io_thread import MOST_AT_ONCE
+from workbench.spatial.hierarchy.ladder import SLOW
+from workbench.spatial.hierarchy.outages import KINDS as OUTAGES
+from workbench.spatial.hierarchy.outages import OutageState
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.temporal.scheduling.loads import TierGain
 from workbench.tier_views import (
     BlockMove,
     CostView,
+    FlowView,
+    HoldView,
+    OutageView,
     PlacementView,
     SizeCostView,
     StoreView,
@@ -64,7 +71,13 @@ def tiers_report(engine: "Engine") -> TiersReport:
             num_left_out=counters.num_left_out_pages,
             num_late=counters.num_late_pages,
         ),
-    )
+        flows=[
+            FlowView(source=flow.source, to=flow.to, num_bytes=flow.num_bytes,
+                     bytes_per_s=flow.bytes_per_s)
+            for flow in engine.hierarchy.flows()
+        ],
+        flow_window_s=WINDOW_S,
+    )  # fmt: skip
 
 
 def _store(usage: Usage | None) -> StoreView | None:
@@ -117,7 +130,17 @@ def _tier(engine: "Engine", stats: TierStats, gain: TierGain) -> TierReport:
         recompute_s=gain.recompute_s,
         num_held=holds.count(Hold.HARD),
         num_soft=holds.count(Hold.SOFT),
+        outage=_outage(engine.hierarchy.outages().get(stats.name)),
     )
+
+
+def _outage(state: OutageState | None) -> OutageView | None:
+    if state is None:
+        return None
+    return OutageView(
+        can=list(state.can), kind=state.kind, num_faults=state.num_faults,
+        left_alone=state.left_alone,
+    )  # fmt: skip
 
 
 def _cost(fit: FitStats) -> CostView:
@@ -150,10 +173,11 @@ def journey(engine: "Engine", key: str) -> list[BlockMove]:
     return [journeys.of(each)[-1] for each in journeys.travelled(MOST_TRAVELLED)]
 
 
-def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> str:
-    """Pin, lease or let go the block whose key (hex) begins so; empty if no tier has it.
+def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> HoldView:
+    """Pin, lease or let go the block whose key (hex) begins so, and say which tiers keep it.
 
-    SettingError for a kind or a time that does not exist.
+    Nothing is held where all tiers that have it evict by themselves. SettingError for a kind or a
+    time that does not exist.
     """
     if kind not in HOLDS:
         raise SettingError(f"unknown hold {kind!r}: choose one of {', '.join(HOLDS)}")
@@ -165,13 +189,21 @@ def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> str:
     there = {row[0] for tier in USUAL for row in hierarchy.entries(tier)}
     found = [one for one in there if key_text(one).startswith(key)]
     if not key or not found:
-        return ""
+        return HoldView()
     chosen = min(found, key=key_text)
     if kind == "none":
         hierarchy.unpin(chosen)
     else:
         hierarchy.pin(chosen, math.inf if kind == "hard" else seconds, soft=kind == "soft")
-    return key_text(chosen)
+    tiers = hierarchy.tiers_with(chosen)
+    kept = [name for name, holds in tiers if holds]
+    loose = [name for name, holds in tiers if not holds]
+    return HoldView(
+        key=key_text(chosen),
+        tiers=kept,
+        loose=loose,
+        others=[name for name in kept if name == "G4"],
+    )
 
 
 def damage(engine: "Engine", kind: str) -> str:
@@ -185,3 +217,16 @@ def damage(engine: "Engine", kind: str) -> str:
     if done is None:
         return ""
     return kind if done.key is None else key_text(done.key)
+
+
+def set_outage(engine: "Engine", tier: str, kind: str) -> None:
+    """Unplug or fill a tier's medium, or plug it in again.
+
+    SettingError for a tier or a kind that does not exist, TierError where it cannot be.
+    """
+    kinds = (*OUTAGES, "none")
+    if tier not in SLOW:
+        raise SettingError(f"unknown tier {tier!r}: choose one of {', '.join(SLOW)}")
+    if kind not in kinds:
+        raise SettingError(f"unknown outage {kind!r}: choose one of {', '.join(kinds)}")
+    engine.hierarchy.strike(tier, kind)

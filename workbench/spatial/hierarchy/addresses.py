@@ -1,4 +1,4 @@
-"""Addresses of stores that lie outside this process: what they may name, and what they must not."""
+"""Addresses of stores that lie outside this process."""
 
 import ipaddress
 
@@ -11,8 +11,3 @@ def is_loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host or "").is_loopback
     except ValueError:
         return False
-
-
-def has_userinfo(address: str) -> bool:
-    """Whether an address holds a user or a password, which would show in settings and logs."""
-    return "@" in address.split("://")[-1].split("/")[0]

@@ -14,23 +14,19 @@ MakeCodec = Callable[[str], Codec | None]
 
 
 class CodecEdge:
-    """The codec of pages written from now on, and those of pages written before.
-
-    `private`: no other process reads the medium. A lossy codec is used there alone, because the
-    tables its blobs need are kept in this process.
-    """
+    """The codec of pages written from now on, and those of pages written before."""
 
     def __init__(self) -> None:
         self.codec: Codec | None = None
-        self.private = True
         self._make: MakeCodec = lambda name: None
         self._by_name: dict[str, Codec | None] = {}
 
     def choose(self, name: str, make: MakeCodec, private: bool) -> None:
-        """Encode with the named codec from now on."""
-        self._make, self.private = make, private
-        codec = self._named(name)
-        self.codec = codec if codec is not None and (private or not codec.numerics) else None
+        """Encode with the named codec from now on; `private`: no other process reads the medium."""
+        self._make = make
+        self.codec = self._named(name)
+        if self.codec is not None:
+            self.codec.alone = private
 
     @property
     def numerics(self) -> str:
@@ -45,8 +41,7 @@ class CodecEdge:
         """Whether a page that an earlier process wrote can be decoded here."""
         if not record.codec:
             return True
-        codec = self._named(record.codec)
-        return codec is not None and not codec.numerics
+        return self._named(record.codec) is not None
 
     def record(self, entry: Entry) -> PageRecord:
         """What an entry's page is as long as no codec has packed it."""

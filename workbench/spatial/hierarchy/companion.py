@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ class Companion:
         making.rename(self.folder / _LOCK)  # nobody sees it unlocked while we live
         _sweep(self.folder.parent, prefix)
         self._running: list[subprocess.Popen[bytes]] = []
+        self._starting = threading.Lock()
+        self._unplugged = False
         self._finalizer = weakref.finalize(self, _end, self._running, self.folder, self._lock)
 
     @property
@@ -56,18 +59,32 @@ class Companion:
         return self.process is not None and self.process.poll() is None
 
     def start(self, command: Sequence[str]) -> None:
-        """Start the command; one that runs already is ended before."""
-        _stop(self._running)
-        # A session of its own keeps Ctrl-C in the terminal ours.
-        with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._running.append(self.process)
+        """Start the command; one that runs already is ended before. Nothing while unplugged."""
+        with self._starting:
+            if self._unplugged:
+                return
+            _stop(self._running)
+            # A session of its own keeps Ctrl-C in the terminal ours.
+            with self.log_file.open("wb") as log:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._running.append(self.process)
+
+    def unplug(self) -> None:
+        """End the process, and start none until `plug_in`."""
+        with self._starting:
+            self._unplugged = True
+            _stop(self._running)
+
+    def plug_in(self) -> None:
+        """The process may be started again."""
+        with self._starting:
+            self._unplugged = False
 
     def last_line(self) -> str:
         """The last line that the process printed, for a message about its end."""

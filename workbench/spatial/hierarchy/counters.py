@@ -60,8 +60,7 @@ class TierCounters:
         self.num_handed_down += 1
 
     def gone(self) -> None:
-        """A shared medium evicted a page that was known here: a miss, and no fault."""
-        self.num_misses += 1
+        """A shared medium evicted a page after a lookup had found it: no fault."""
         self.num_gone += 1
 
     def fault(self, reason: str) -> None:
@@ -140,7 +139,8 @@ class TierStats:
 class HierarchyStats:
     """Snapshot of all tiers below HBM, with the host memory that they share.
 
-    `host_allocated_bytes` = DRAM pages + staging + kept buffers, all of it allocated.
+    `host_allocated_bytes` = DRAM pages + staging + kept buffers, all of it allocated; of these,
+    `host_unwritten_bytes` have held nothing yet.
     `copy_bytes_per_s`: host-to-host copy measured at the start.
     """
 
@@ -149,6 +149,7 @@ class HierarchyStats:
     staging_capacity_bytes: int
     host_spare_bytes: int
     host_allocated_bytes: int
+    host_unwritten_bytes: int
     num_jobs: int
     num_transfers_pending: int
     backlog_bytes: int

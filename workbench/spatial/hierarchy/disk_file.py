@@ -37,6 +37,7 @@ from workbench.spatial.hierarchy.medium import (
     Put,
     SliceReader,
 )
+from workbench.spatial.hierarchy.pulled_file import PulledFile
 
 LEAST_CAPACITY_BYTES = least_capacity_bytes(SMALLEST_PAGE_BLOCKS * ALIGN)
 
@@ -66,6 +67,8 @@ class DiskFile:
         self._transport = ways.transport
         self._next: tuple[str, FileIo] | None = None
         self._closed = False
+        self._pulled: PulledFile | None = None
+        self._room_bytes = 0  # the cap before it was filled up
         try:
             self._file, self._direct = open_file(self.place, ways.direct)
             self._io = SwitchedIo(open_io(self._file, ways))
@@ -243,6 +246,32 @@ class DiskFile:
             self._io.switch(io)
             self._next = None
         self._pages.layout, self._io.coalesce = layout, coalesce
+
+    @property
+    def can_unplug(self) -> bool:
+        """kvikio has the file open by itself."""
+        return self._transport != "kvikio"
+
+    def unplug(self) -> None:
+        """Let every read and write fail. OSError where the system does not let us."""
+        self._pulled = PulledFile(self._file)
+
+    def plug_in(self) -> None:
+        """Read and write the file again."""
+        if self._pulled is not None:
+            self._pulled.give_back()
+            self._pulled = None
+
+    can_fill = True
+
+    def fill_up(self) -> None:
+        """Give all free blocks back to the file system, and those that become free, too."""
+        self._room_bytes = self.capacity_bytes
+        self._pages.resize(0)
+
+    def make_room(self) -> None:
+        """Take the blocks back; what others have taken meanwhile stays theirs."""
+        self._pages.resize(self._room_bytes)
 
     def runs_of(self, key: bytes) -> tuple[Run, ...]:
         """Where a page lies, in blocks of 4096 bytes, its header first; KeyError if it does not."""

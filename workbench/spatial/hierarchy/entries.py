@@ -58,7 +58,11 @@ class Entry:
     leaving: bool = False  # its bytes go before anything new is written
     forgotten: bool = False  # removed from the index alone: the medium keeps or evicts it itself
     num_hits: int = 0
+    told: bool = False  # whether a listener knows it as readable
     facts: PageFacts = field(default_factory=PageFacts)
+
+
+Watch = Callable[[str, Entry, bool], None]  # tier, entry, whether it can be read from now on
 
 
 def slice_checksums(page: np.ndarray, num_slices: int) -> tuple[int, ...]:
@@ -76,7 +80,7 @@ class EntryTable:
 
     `release(entry)` is called once, when the entry is removed and nothing pins it any more.
     `order`, if there is one, ranks a bounded sample of what may leave; otherwise the table's own
-    order decides, LRU.
+    order decides, LRU. `watch` is told of each entry that can be read, and once it no longer can.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class EntryTable:
         capacity_bytes: int,
         release: Callable[[Entry], None],
         pins: Pins | None = None,
+        watch: Watch = lambda tier, entry, readable: None,
     ) -> None:
         self.name = name
         self.capacity_bytes = capacity_bytes
@@ -97,6 +102,7 @@ class EntryTable:
         self._index: OrderedDict[TierKey, Entry] = OrderedDict()
         self._private: dict[str, set[PrivateKey]] = {}
         self._release = release
+        self._watch = watch
         self.order: Order | None = None
         self.bag: Bag[Entry] = Bag()  # of what is indexed
         self.step = 0  # of the engine
@@ -136,6 +142,15 @@ class EntryTable:
         if isinstance(entry.key, PrivateKey):
             self._private.setdefault(entry.key.request_id, set()).add(entry.key)
         self.touch(entry)
+        if entry.state is State.READY:
+            self.publish(entry)
+
+    def publish(self, entry: Entry) -> None:
+        """Make an entry readable; one that was removed meanwhile stays invisible."""
+        entry.state = State.READY
+        if not entry.removed:
+            entry.told = True
+            self._watch(self.name, entry, True)
 
     def touch(self, entry: Entry) -> None:
         """Make an entry the most recently used."""
@@ -183,6 +198,9 @@ class EntryTable:
         self.bag.remove(entry)
         entry.removed = True
         self.version += 1
+        if entry.told:
+            entry.told = False
+            self._watch(self.name, entry, False)
         if isinstance(entry.key, PrivateKey):
             keys = self._private[entry.key.request_id]
             keys.discard(entry.key)

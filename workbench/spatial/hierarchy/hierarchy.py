@@ -15,17 +15,21 @@ from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
 from workbench.spatial.hierarchy.entries import EntryTable
+from workbench.spatial.hierarchy.flows import Flow
+from workbench.spatial.hierarchy.host_memory import HostPins
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
 from workbench.spatial.hierarchy.lookups import Lookups
 from workbench.spatial.hierarchy.mover import G2, Mover, OnEvent
+from workbench.spatial.hierarchy.outages import OutageState, restore, state_of, strike
 from workbench.spatial.hierarchy.pins import Hold
 from workbench.spatial.hierarchy.reconfigure import ConfigureReport, reconfigure
 from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.spatial.hierarchy.shared_usage import SharedUsage
 from workbench.spatial.hierarchy.slice_loads import SliceLoads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+from workbench.spatial.hierarchy.store_holds import can_hold
 
 
 class Hierarchy:
@@ -44,11 +48,12 @@ class Hierarchy:
         clock: Clock,
         on_event: OnEvent,
         make_codec: Callable[[str], Codec | None] = lambda name: None,
+        host_pins: HostPins | None = None,
     ) -> None:
         self.make_codec = make_codec
         self.page_bytes_hint = page_bytes_hint
         self.settings = TierSettings()
-        self.mover = Mover(clock, on_event)
+        self.mover = Mover(clock, on_event, host_pins)
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
         self.by_slices = SliceLoads(self.mover, self.jobs)
@@ -99,23 +104,41 @@ class Hierarchy:
         return sum(codec.shared_bytes for codec in codecs if codec is not None)
 
     def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O.
+        """Whether a key can be loaded; never blocks on I/O, and counts nothing.
 
         Where a shared medium has not said yet whether it has the key, the answer is RETRY.
         """
         return self._lookups.lookup(key)
+
+    def count_lookups(self, keys: Sequence[TierKey]) -> None:
+        """Count one lookup of each key, by what each tier that is asked says of it now."""
+        self._lookups.count(keys)
 
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether all that can be known of these keys is known; asks shared media what is not."""
         return self._lookups.know(keys)
 
     def num_held(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys could be loaded now; counts no lookups. 0 without DRAM."""
+        """How many leading keys could be loaded now; counts no lookups."""
         return self._lookups.num_held(keys)
 
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
         return self._lookups.num_at_hand(keys)
+
+    def is_coming(self, key: TierKey) -> bool:
+        """Whether a key is being written to a tier now."""
+        return self._lookups.is_coming(key)
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether there is DRAM that pages can come up to before their request's turn."""
+        return self.mover.dram.capacity_bytes > 0
+
+    def hold(self, keys: Sequence[TierKey]) -> None:
+        """Ask media from which others evict to keep these keys for `HOLD_S`."""
+        for tier in self.mover.ladder.tiers:
+            tier.hold([key for key in keys if tier.table.get(key) is not None])
 
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now, and to copy them up.
@@ -132,19 +155,31 @@ class Hierarchy:
         return self._lookups.masses_below(keys)
 
     def submit_load(
-        self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0
+        self,
+        keys: Sequence[TierKey],
+        num_slices: int = 1,
+        compute_s: float = 0.0,
+        ahead: bool = False,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
-        compute that the load can hide behind, infinite where nobody waits.
+        compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
+        the pages yet, they come as far as DRAM.
         """
-        return self.jobs.submit(keys, num_slices, compute_s)
+        return self.jobs.submit(keys, num_slices, compute_s, ahead)
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""
         self.mover.advance()
         return self.jobs.deliver()
+
+    def take_arrived(self, job_id: int) -> LoadResult:
+        """End a load that was not delivered: its leading pages that are there now, and no others.
+
+        `complete_load` is due for them as for any other.
+        """
+        return self.jobs.take_arrived(job_id)
 
     def complete_load(self, job_id: int) -> None:
         """Unpin what a finished (or cancelled) job held; its page views are invalid from now."""
@@ -216,16 +251,43 @@ class Hierarchy:
         return report
 
     def pin(self, key: TierKey, seconds: float = math.inf, soft: bool = False) -> bool:
-        """Let nothing evict a key for so long, by default until it is unpinned; False if absent.
+        """Let nothing evict a key for so long, by default until it is unpinned.
 
-        `soft`: it may go, but as last. A tier that is made smaller keeps what is pinned above its
-        cap; one that is switched off loses it.
+        False, and nothing is held, where no tier has it that can hold it: see `can_hold`. `soft`:
+        it may go, but as last. A tier that is made smaller keeps what is pinned above its cap; one
+        that is switched off loses it.
         """
-        if all(table.get(key) is None for table in self._tables()):
+        if not any(holds for _, holds in self.tiers_with(key)):
             return False
         self.mover.pins.pin(key, seconds, soft)
+        self.mover.store_holds.changed(key)
         self.mover.show_pins()
         return True
+
+    def tiers_with(self, key: TierKey) -> list[tuple[str, bool]]:
+        """Each tier that has a key, and whether a lease or pin keeps it there."""
+        found = [(G2, True)] if self.mover.dram.get(key) is not None else []
+        tiers = self.mover.ladder.tiers
+        return found + [(tier.name, can_hold(tier)) for tier in tiers if tier.table.get(key)]
+
+    def strike(self, name: str, kind: str) -> None:
+        """Unplug or fill a slow tier's medium, or with kind "none" plug it in again (`outages`).
+
+        TierError in one sentence where that cannot be.
+        """
+        tier = self._slow(name)
+        if kind == "none":
+            restore(tier)
+        else:
+            strike(tier, kind)
+
+    def outages(self) -> dict[str, OutageState]:
+        """Of each slow tier that is on, what can be done to it and what was."""
+        return {tier.name: state_of(tier) for tier in self.mover.ladder.tiers if tier.on}
+
+    def renew_holds(self) -> None:
+        """Ask shared stores again to hold what is held here; an engine that idles has to, too."""
+        self.mover.store_holds.advance()
 
     def keep(self, keys: Sequence[TierKey], seconds: float) -> None:
         """Evict these keys last for so long, wherever they lie or will lie: a soft pin."""
@@ -258,18 +320,25 @@ class Hierarchy:
         """A counter that moves whenever the tier's entries change."""
         return self._table(tier).version
 
+    def flows(self) -> list[Flow]:
+        """Bytes from tier to tier, HBM too: since the start, and per second just now."""
+        return self.mover.flows.edges()
+
     def stats(self) -> HierarchyStats:
         """Counts of all tiers and of the host memory they share."""
         mover = self.mover
         return HierarchyStats(
             tiers=(
-                tier_stats(G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s),
+                tier_stats(
+                    G2, mover.dram, mover.counters[G2], mover.dram_bucket.mb_s, way=mover.memory.way
+                ),
                 *(self._stats(tier) for tier in mover.ladder.tiers),
             ),
             staging_used_bytes=mover.staging.used_bytes,
             staging_capacity_bytes=mover.staging.capacity_bytes,
             host_spare_bytes=mover.memory.spare_bytes,
             host_allocated_bytes=mover.memory.live_bytes + mover.memory.spare_bytes,
+            host_unwritten_bytes=mover.memory.unwritten_bytes,
             num_jobs=len(self.jobs),
             num_transfers_pending=mover.ladder.num_pending
             + mover.ladder.num_held

@@ -35,7 +35,14 @@ class Ladder:
     def __init__(self, mover: "Mover") -> None:
         self._mover = mover
         self.tiers = tuple(
-            SlowTier(name, mover.clock, mover.counters[name], mover.next_generation, mover.pins)
+            SlowTier(
+                name,
+                mover.clock,
+                mover.counters[name],
+                mover.next_generation,
+                mover.pins,
+                mover.watch,
+            )  # fmt: skip
             for name in SLOW
         )
         self.admission: Admission = Presence()
@@ -123,7 +130,8 @@ class Ladder:
         if below is not None:
             self._mover.dram.pin(entry)
             tier.copying_bytes += entry.page_bytes
-            self.write(tier, below, buffer, lambda: self._copied(tier, entry))
+            dram = self._mover.dram.name
+            self.write(tier, below, buffer, lambda: self._copied(tier, entry), dram)
 
     def _busy(self, tier: SlowTier) -> bool:
         """Whether more is on its way to a tier than it may take; never while nothing is."""
@@ -149,9 +157,17 @@ class Ladder:
             tier.counters.slowed_s += clock.now_s() - start_s
 
     def write(
-        self, tier: SlowTier, entry: Entry, buffer: np.ndarray, give: Callable[[], None]
+        self,
+        tier: SlowTier,
+        entry: Entry,
+        buffer: np.ndarray,
+        give: Callable[[], None],
+        source: str,
     ) -> None:
-        """Write a page in the background, publish the entry, and give the buffer back."""
+        """Write a page in the background, publish the entry, and give the buffer back.
+
+        `source`: the tier that the page comes from.
+        """
         mover = self._mover
         tier.table.pin(entry)
 
@@ -169,6 +185,7 @@ class Ladder:
                 if outcome.record is not None:
                     entry.checksums = outcome.record.checksums
                 tier.stored(entry.page_bytes, outcome.seconds)
+                mover.flows.moved(source, tier.name, entry.page_bytes)
                 tier.table.recharge(entry, outcome.real_bytes)
             tier.table.unpin(entry)
             tier.bucket.pace(entry.page_bytes, outcome.start_s, finish)
@@ -281,7 +298,7 @@ class Ladder:
                 self._drop(lower, entry)
                 mover.staging.give(buffer)
             else:
-                self.write(lower, entry, buffer, lambda: mover.staging.give(buffer))
+                self.write(lower, entry, buffer, lambda: mover.staging.give(buffer), tier.name)
             lower.table.unpin(entry)
 
         def then(outcome: Outcome) -> None:

@@ -14,6 +14,7 @@ from workbench.cache.keys import TierKey
 from workbench.cache.tier import LoadResult, SliceSpan
 from workbench.errors import IntegrityError
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.spatial.hierarchy.flows import HBM
 from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.mover import G2, Mover
 from workbench.spatial.hierarchy.paced_link import Load
@@ -86,6 +87,7 @@ class Job:
     watched: list[Slot] = field(default_factory=list)  # one of those that come together
     verify_s: float = 0.0
     load: Load = Load(0)
+    ahead: bool = False  # nobody takes the pages yet: they stay in DRAM
 
 
 class LoadJobs:
@@ -100,11 +102,17 @@ class LoadJobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def submit(self, keys: Sequence[TierKey], num_slices: int = 1, compute_s: float = 0.0) -> int:
+    def submit(
+        self,
+        keys: Sequence[TierKey],
+        num_slices: int = 1,
+        compute_s: float = 0.0,
+        ahead: bool = False,
+    ) -> int:
         """Pin the keys, start reading what lies below DRAM, and return the job's id.
 
         With more than one slice nothing is read before `begin`. `compute_s`: seconds of compute
-        that the load can hide behind.
+        that the load can hide behind. `ahead`: nobody takes the pages yet.
         """
         now_s = self._mover.clock.now_s()
         slots = [Slot(key) for key in keys]
@@ -113,7 +121,7 @@ class LoadJobs:
         job = Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
         num_bytes = sum(slot.source.page_bytes for slot in slots if slot.source is not None)
         hiding = num_bytes / compute_s / 1e6 if compute_s > 0 else math.inf
-        job.load = Load(job.job_id, hiding)
+        job.load, job.ahead = Load(job.job_id, hiding), ahead
         self._jobs[job.job_id] = job
         self._next_id += 1
         if num_slices == 1:
@@ -154,18 +162,45 @@ class LoadJobs:
             results.append(self._result(job))
         return results
 
+    def take_arrived(self, job_id: int) -> LoadResult:
+        """Deliver a job's leading pages that are there now, and let go of the others.
+
+        Their reads go on, for whoever asks next (HiCache's completed length).
+        """
+        job = self.job(job_id)
+        count = self._num_arrived(job)
+        for slot in job.slots[count:]:
+            self._let_go(job, slot)
+        job.slots, job.keys, job.delivered = job.slots[:count], job.keys[:count], True
+        return self._result(job)
+
+    def _num_arrived(self, job: Job) -> int:
+        """How many leading pages are ready, and let through by DRAM's throttle, in their order."""
+        passed_s, paced_s = self._mover.clock.now_s() - job.start_s, job.ready_at_s - job.start_s
+        total = sum(slot.entry.page_bytes for slot in job.slots if slot.tier == G2 and slot.entry)
+        taken = 0
+        for at, slot in enumerate(job.slots):
+            taken += slot.entry.page_bytes if slot.tier == G2 and slot.entry else 0
+            if slot.state is not State.READY or taken * paced_s > passed_s * total:
+                return at
+        return len(job.slots)
+
     def finish(self, job_id: int) -> None:
         """Release what a job holds; in-flight reads release theirs when they end."""
         if not 0 < job_id < self._next_id:
             raise IntegrityError(f"load job {job_id} was never submitted: pass submit_load's id")
         job = self._jobs.pop(job_id, None)
-        for slot in job.slots if job is not None else ():
-            if slot.entry is not None:
-                self._mover.dram.unpin(slot.entry)
-            if slot.read is not None:
-                self.reads.leave(slot.read)
-            if job is not None and not job.begun and slot.source is not None and slot.below:
-                slot.below.table.unpin(slot.source)
+        if job is not None:
+            for slot in job.slots:
+                self._let_go(job, slot)
+
+    def _let_go(self, job: Job, slot: Slot) -> None:
+        if slot.entry is not None:
+            self._mover.dram.unpin(slot.entry)
+        if slot.read is not None:
+            self.reads.leave(slot.read)
+        if not job.begun and slot.source is not None and slot.below:
+            slot.below.table.unpin(slot.source)
 
     def finish_all(self) -> None:
         """Release every job."""
@@ -235,7 +270,7 @@ class LoadJobs:
 
     def _result(self, job: Job) -> LoadResult:
         mover = self._mover
-        pages = tuple(self._verified(slot) for slot in job.slots)
+        pages = tuple(self._verified(job, slot) for slot in job.slots)
         seconds = mover.clock.now_s() - job.start_s
         tiers = tuple(
             slot.tier if page is not None else ""
@@ -254,7 +289,7 @@ class LoadJobs:
         )
         return LoadResult(job.job_id, job.keys, pages, tiers, seconds)
 
-    def _verified(self, slot: Slot) -> np.ndarray | None:
+    def _verified(self, job: Job, slot: Slot) -> np.ndarray | None:
         mover, entry = self._mover, slot.entry
         if entry is None:
             return slot.staged if slot.state is State.READY else None
@@ -264,9 +299,14 @@ class LoadJobs:
         if slice_checksums(entry.buffer, len(entry.checksums)) != entry.checksums:
             self.corrupt(entry)
             return None
-        if slot.tier == G2:
-            mover.counters[G2].loaded(entry.page_bytes, mover.clock.now_s() - start_s)
+        if not job.ahead:
+            self.left_dram(entry, mover.clock.now_s() - start_s)
         return entry.buffer
+
+    def left_dram(self, entry: Entry, seconds: float) -> None:
+        """Count a page that HBM gets out of DRAM, be it there before or come up just now."""
+        self._mover.counters[G2].loaded(entry.page_bytes, seconds)
+        self._mover.flows.moved(G2, HBM, entry.page_bytes)
 
     def corrupt(self, entry: Entry) -> None:
         """A page in DRAM is not what was stored: counted, and gone."""

@@ -1,7 +1,7 @@
 """What the tiers know of a key: whether it can be loaded, and how long that would take."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from workbench.cache.keys import TierKey
 from workbench.cache.tier import Lookup
@@ -18,26 +18,29 @@ class Lookups:
         self._mover = mover
 
     def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O.
+        """Whether a key can be loaded; never blocks on I/O, and counts nothing.
 
         Where a shared medium has not said yet whether it has the key, the answer is RETRY.
         """
-        mover = self._mover
-        entry = mover.dram.get(key)
-        if entry is not None:
-            if entry.state is State.WRITING:
-                return Lookup.HIT_PENDING
-            mover.counters[G2].num_hits += 1
-            return Lookup.HIT
-        if mover.dram.capacity_bytes:
-            mover.counters[G2].num_misses += 1
         best = Lookup.MISS
-        for tier in mover.ladder.tiers:
-            answer = self._ask(tier, key)
+        for _, answer in self._asked(key):
             if answer is Lookup.HIT:
                 return answer
             best = answer if best is Lookup.MISS else best
         return best
+
+    def count(self, keys: Sequence[TierKey]) -> None:
+        """Count one lookup of each key: a hit where it lies, a miss in each tier asked before.
+
+        What cannot be read yet is a miss: whoever asked goes on without it.
+        """
+        for key in keys:
+            for name, answer in self._asked(key):
+                counters = self._mover.counters[name]
+                if answer is Lookup.HIT:
+                    counters.num_hits += 1
+                    break
+                counters.num_misses += 1
 
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether all that can be known of these keys is known; asks shared media what is not."""
@@ -57,15 +60,18 @@ class Lookups:
         return len(keys)
 
     def num_held(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys lie in DRAM or can come up into it; 0 where there is no DRAM."""
+        """How many leading keys lie in DRAM or can come up."""
         mover = self._mover
-        if not mover.dram.capacity_bytes:
-            return 0
         for at, key in enumerate(keys):
             entry = mover.dram.get(key)
             if (entry is None or entry.state is not State.READY) and not mover.ladder.source(key):
                 return at
         return len(keys)
+
+    def is_coming(self, key: TierKey) -> bool:
+        """Whether a key is being written to a tier now."""
+        found = (table.get(key) for table in self._mover.tables)
+        return any(entry is not None and entry.state is State.WRITING for entry in found)
 
     def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
         """Attention mass of each key that only slow tiers have; None for all others."""
@@ -106,16 +112,26 @@ class Lookups:
         mover = self._mover
         return page_bytes > max(mover.staging.capacity_bytes, mover.dram.capacity_bytes)
 
+    def _asked(self, key: TierKey) -> Iterator[tuple[str, Lookup]]:
+        """What each tier that is on says of a key, from DRAM down, until DRAM has it."""
+        dram = self._mover.dram
+        entry = dram.get(key)
+        if entry is not None:
+            pending = entry.state is State.WRITING
+            yield G2, Lookup.HIT_PENDING if pending else Lookup.HIT
+            return
+        if dram.capacity_bytes:
+            yield G2, Lookup.MISS
+        for tier in self._mover.ladder.tiers:
+            if tier.readable:
+                yield tier.name, self._ask(tier, key)
+
     def _ask(self, tier: SlowTier, key: TierKey) -> Lookup:
-        entry = tier.table.get(key) if tier.readable else None
+        entry = tier.table.get(key)
         if entry is not None and entry.state is State.WRITING:
             return Lookup.HIT_PENDING
         if entry is not None and not self._never_fits(entry.page_bytes):
             if not self._has_room(entry.page_bytes):
                 return Lookup.RETRY
-            tier.counters.num_hits += 1
             return Lookup.HIT
-        if tier.answers.unknown([key]):
-            return Lookup.RETRY
-        tier.counters.num_misses += tier.readable
-        return Lookup.MISS
+        return Lookup.RETRY if tier.answers.unknown([key]) else Lookup.MISS

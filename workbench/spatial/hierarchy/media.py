@@ -10,22 +10,24 @@ from workbench.spatial.hierarchy.disk_file import DiskFile
 from workbench.spatial.hierarchy.disk_space import least_capacity_bytes
 from workbench.spatial.hierarchy.ladder import G3, POOL
 from workbench.spatial.hierarchy.medium import Medium, MediumFault, PageRecord
+from workbench.spatial.hierarchy.mooncake_link import LEAST_BYTES
 from workbench.spatial.hierarchy.mooncake_pool import MooncakePool
 from workbench.spatial.hierarchy.object_store import ObjectStore
 from workbench.spatial.hierarchy.shared_store import SharedStoreClient
 from workbench.spatial.hierarchy.slow_tier import Place
 from workbench.spatial.hierarchy.valkey_pool import ValkeyPool
+from workbench.spatial.hierarchy.valkey_process import MIN_BYTES
 
 MIB = 1024 * 1024
 ALIGN = 4096
 SIZE_OF = {"G3": "disk_mib", "G3.5": "shared_mib", "G4": "object_mib"}
+LEAST_OF_OWN = {"valkey": MIN_BYTES, "mooncake": LEAST_BYTES}
 WHAT = {"G3": "the disk tier", "G3.5": "the shared tier", "G4": "the object tier"}
 
 
 def capacity_bytes(name: str, settings: TierSettings) -> int:
     """Bytes a slow tier may take; 0 where it is switched off."""
-    on = {"G3": True, "G3.5": settings.shared != "off", "G4": bool(settings.object_url)}[name]
-    return int(getattr(settings, SIZE_OF[name]) * MIB) if on else 0
+    return int(getattr(settings, SIZE_OF[name]) * MIB) if _chosen(name, settings) else 0
 
 
 def place_of(name: str, settings: TierSettings) -> Place | None:
@@ -91,14 +93,14 @@ def page_budget_bytes(medium: Medium, capacity: int) -> int:
 
 
 def check_sizes(hint: int, dram_bytes: int, settings: TierSettings) -> None:
-    """TierError where a tier that is on holds no page of `hint` bytes."""
+    """TierError where a tier that is on holds no page of `hint` bytes, or its server needs more."""
     record = PageRecord(bytes(33), hint, (0,), hint)
     least = dict.fromkeys(SIZE_OF, hint + 8192)
     least[G3] = least_capacity_bytes((1 + -(-record.payload_bytes // ALIGN)) * ALIGN)
     sizes = [("dram_mib", settings.dram_mib, dram_bytes, hint, "DRAM")] + [
         (field, getattr(settings, field), capacity_bytes(name, settings), least[name], WHAT[name])
         for name, field in SIZE_OF.items()
-        if place_of(name, settings) is not None or name == G3
+        if _chosen(name, settings)
     ]
     for field, given, size, need, what in sizes:
         if given > 0 and size < need:
@@ -106,6 +108,18 @@ def check_sizes(hint: int, dram_bytes: int, settings: TierSettings) -> None:
                 f"tiers.{field} = {given} MiB holds no page of {hint} bytes: give at least "
                 f"{-(-need * 1000 // MIB) / 1000:.3f}, or 0 to switch {what} off"
             )
+    needed = LEAST_OF_OWN.get(settings.shared, 0) if not settings.shared_address else 0
+    if 0 < settings.shared_mib < needed / MIB:
+        raise TierError(
+            f"tiers.shared_mib = {settings.shared_mib} MiB is too little for a server of this "
+            f"engine's own (tiers.shared = {settings.shared}): give at least {needed // MIB}, or 0 "
+            "to switch the shared tier off"
+        )
+
+
+def _chosen(name: str, settings: TierSettings) -> bool:
+    """Whether a slow tier has a medium, whatever its size."""
+    return {"G3": True, "G3.5": settings.shared != "off", "G4": bool(settings.object_url)}[name]
 
 
 def _open_pool(settings: TierSettings, size: int) -> Medium:

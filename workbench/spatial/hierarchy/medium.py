@@ -133,6 +133,14 @@ class SlicedMedium(Protocol):
         """
 
 
+@runtime_checkable
+class HoldingMedium(Protocol):
+    """A shared medium that can be asked to keep pages for a request that waits."""
+
+    def prestage(self, keys: Sequence[bytes], hold_s: float) -> list[bool]:
+        """Keep pages from eviction for so long; which of them are there. Never raises."""
+
+
 def encode_key(key: TierKey) -> bytes:
     """A key as bytes; the first byte keeps prefix and private keys apart."""
     if isinstance(key, PrivateKey):

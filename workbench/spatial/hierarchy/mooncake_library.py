@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from workbench.spatial.hierarchy.addresses import has_userinfo, is_loopback
+from workbench.settings.addresses import secret_part
+from workbench.spatial.hierarchy.addresses import is_loopback
 from workbench.spatial.hierarchy.medium import MediumFault
 
 ADMIN_PORT = 9003
@@ -52,8 +53,9 @@ class MasterAddress:
 
 def parse_address(address: str) -> MasterAddress:
     """The address of a master; MediumFault with one sentence if it is none."""
-    if has_userinfo(address):
-        raise MediumFault("address", "the address of a Mooncake Store holds no user or password")
+    told = "give mooncake://host:port of its master"
+    if part := secret_part(address):
+        raise MediumFault("address", f"the address of a Mooncake Store holds no {part}: {told}")
     try:
         parts = urlsplit(address)
         admin = parse_qs(parts.query, strict_parsing=bool(parts.query)).pop("admin", ["9003"])
@@ -61,9 +63,7 @@ def parse_address(address: str) -> MasterAddress:
             return MasterAddress(parts.hostname, parts.port, int(admin[0]))
     except ValueError:
         pass  # a port or query that is no number: the sentence below says what is expected
-    raise MediumFault(
-        "address", f"a Mooncake Store at {address!r}: give mooncake://host:port of its master"
-    )
+    raise MediumFault("address", f"the address of a Mooncake Store: {told}")
 
 
 def load_store() -> Any:

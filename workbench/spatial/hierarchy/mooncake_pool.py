@@ -6,6 +6,7 @@ The master evicts by itself (watermark 0.9, leases of 10 s for what was just rea
 miss. Without an address the pool starts a master and a store of its own, which end with it.
 """
 
+import math
 import secrets
 import urllib.error
 import urllib.request
@@ -114,6 +115,22 @@ class MooncakePool:
         if self._link.companion is None:
             self.remove([key for key in self._own if is_private(key)])
         self._link.close()
+
+    @property
+    def can_unplug(self) -> bool:
+        """One of this engine's own."""
+        return self._link.companion is not None
+
+    def unplug(self) -> None:
+        """End the master and the store."""
+        if self._link.companion is not None:
+            self._link.companion.unplug()
+
+    def plug_in(self) -> None:
+        """Let the next operation that fails start them anew."""
+        if self._link.companion is not None:
+            self._link.companion.plug_in()
+            self._link.started_at_s = -math.inf
 
     def _name(self, key: bytes) -> str:
         return (PRIVATE if is_private(key) else PAGES) + storage_name(key, self._owner).hex()

@@ -21,13 +21,15 @@ from workbench.config import TierSettings
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.counters import TierCounters
 from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, slice_checksums
+from workbench.spatial.hierarchy.flows import HBM, Flows
 from workbench.spatial.hierarchy.held import HeldCompletions
-from workbench.spatial.hierarchy.host_memory import HostMemory, Staging
+from workbench.spatial.hierarchy.host_memory import HostMemory, HostPins, Staging
 from workbench.spatial.hierarchy.ladder import SLOW, Ladder
 from workbench.spatial.hierarchy.page_copy import copy_hashed
 from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.placer import Placer
 from workbench.spatial.hierarchy.slow_tier import SlowTier
+from workbench.spatial.hierarchy.store_holds import StoreHolds
 from workbench.spatial.hierarchy.throttle import TokenBucket
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -38,22 +40,24 @@ TIERS_BELOW = (G2, *SLOW)  # HBM, which is G1
 class Mover:
     """Owns DRAM, staging and the ladder, and what moves between them; the engine's thread only."""
 
-    def __init__(self, clock: Clock, on_event: OnEvent) -> None:
+    def __init__(self, clock: Clock, on_event: OnEvent, pins: HostPins | None = None) -> None:
         self.clock = clock
         self.emit = on_event
         self.settings = TierSettings()
-        self.memory = HostMemory(0)
+        self.memory = HostMemory(0, pins)
         self.staging = Staging(self.memory, 0)
         self.pins = Pins(clock.now_s)
-        self.dram = EntryTable(G2, 0, self._release_dram, self.pins)
+        self.dram = EntryTable(G2, 0, self._release_dram, self.pins, self.watch)
         self.dram_bucket = TokenBucket(0.0)
         self.counters = {name: TierCounters() for name in TIERS_BELOW}
         self.copy_fit = TransferFit()
+        self.flows = Flows(clock.now_s)
         self.kept: dict[int, Entry] = {}  # by generation: pinned in DRAM until they are released
         self.held = HeldCompletions(clock)
         self._generation = 0
         self.ladder = Ladder(self)
         self.placer = Placer(self)
+        self.store_holds = StoreHolds(self)
 
     @property
     def tables(self) -> tuple[EntryTable, ...]:
@@ -71,6 +75,7 @@ class Mover:
         self.held.advance()
         if self.pins.expire():
             self.show_pins()
+        self.store_holds.advance()
         watermark, ratio = self.settings.watermark, self.settings.evict_ratio
         self.trim_dram(self.dram.limit(watermark, ratio))
         self.ladder.trim(watermark, ratio)
@@ -92,6 +97,7 @@ class Mover:
         entry.checksums = copy_hashed(page, entry.buffer, num_slices)
         seconds = self.clock.now_s() - start_s
         self.counters[G2].stored(page.nbytes, seconds)
+        self.flows.moved(HBM, G2, page.nbytes)
         ready_at_s = self.dram_bucket.reserve(page.nbytes, start_s)
         self.held.hold(G2, ready_at_s, lambda: self.publish(G2, entry))
         entry.num_hits = facts.num_hits
@@ -130,9 +136,15 @@ class Mover:
 
     def publish(self, tier: str, entry: Entry) -> None:
         """Make a written entry readable."""
-        entry.state = State.READY
+        next(table for table in self.tables if table.name == tier).publish(entry)
+        self.store_holds.changed(entry.key)
         if not entry.removed:
             self.emit_entry("store", entry, {"tier": tier, "num_bytes": entry.page_bytes})
+
+    def watch(self, tier: str, entry: Entry, readable: bool) -> None:
+        """Tell which keys a tier has."""
+        data = {"tier": tier, "key": entry.key, "facts": entry.facts}
+        self.emit("readable" if readable else "unreadable", data)
 
     def emit_entry(self, kind: str, entry: Entry, data: dict[str, Any]) -> None:
         """Tell about something that happened to an entry."""
@@ -220,7 +232,7 @@ class Mover:
             return None
         victim.buffer = None  # the buffer itself moves to staging
         self.dram.remove(victim)
-        self.ladder.write(*target, buffer, lambda: self.staging.give(buffer))
+        self.ladder.write(*target, buffer, lambda: self.staging.give(buffer), G2)
         return target[0]
 
     def _store_below(
@@ -242,7 +254,7 @@ class Mover:
         target = self.ladder.reserve(given) if buffer is not None else None
         if buffer is not None and target is not None:
             buffer[:] = page
-            self.ladder.write(*target, buffer, lambda: self.staging.give(buffer))
+            self.ladder.write(*target, buffer, lambda: self.staging.give(buffer), HBM)
             return True
         if buffer is not None:
             self.staging.give(buffer)

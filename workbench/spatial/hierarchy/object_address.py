@@ -17,15 +17,16 @@ import platformdirs
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, S3Store
 
-from workbench.spatial.hierarchy.addresses import has_userinfo, is_loopback
+from workbench.settings.addresses import secret_part
+from workbench.spatial.hierarchy.addresses import is_loopback
 from workbench.spatial.hierarchy.medium import MediumFault
+from workbench.spatial.hierarchy.object_folder import is_own, show_folder
 
 SUBFOLDER = "kv-workbench-objects"
 _ADDRESS = re.compile(r"https?://[^\s)\"']+")
+_STATUS = re.compile(r"status code: (\d{3})")
+_REASONS = {"401": "unauthorised", "403": "unauthorised", "416": "truncated", "507": "disk_full"}
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_REFUSED = (
-    "AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
-)  # fmt: skip
 _OTHER_CREDENTIALS = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -57,10 +58,10 @@ def open_store(address: str, environment: Mapping[str, str] = os.environ) -> Ope
     """
     if not address:
         address = str(platformdirs.user_cache_path("kv-workbench"))
-    if has_userinfo(address):
+    if part := secret_part(address):
         raise MediumFault(
             "address",
-            "the address of object storage may not hold a user or password: "
+            f"the address of object storage may not hold a {part}: "
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
         )
     if address.startswith("s3://"):
@@ -68,7 +69,7 @@ def open_store(address: str, environment: Mapping[str, str] = os.environ) -> Ope
     path = address.removeprefix("file://")
     if "://" in path or not os.path.isabs(path):
         raise MediumFault(
-            "address", f"object storage at {address!r}: give /folder, file:///folder or s3://bucket"
+            "address", "object storage: give /folder, file:///folder or s3://bucket/prefix"
         )
     return _open_folder(path)
 
@@ -77,6 +78,8 @@ def _open_folder(path: str) -> OpenedStore:
     folder = os.path.join(path, SUBFOLDER)
     try:
         os.makedirs(path, exist_ok=True)
+        if is_own(folder):
+            show_folder(folder)
         if not os.path.lexists(folder):
             os.mkdir(folder, 0o700)
         found = os.lstat(folder)
@@ -93,8 +96,8 @@ def _open_folder(path: str) -> OpenedStore:
 
 
 def _open_bucket(address: str, environment: Mapping[str, str]) -> OpenedStore:
-    parts = urlsplit(address)
-    if parts.query or parts.fragment or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{2,62}", parts.netloc):
+    bucket, _, path = address.removeprefix("s3://").partition("/")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{2,62}", bucket):
         raise MediumFault(
             "address", "object storage: give s3://bucket/prefix with a bucket's name as S3 has it"
         )
@@ -104,11 +107,11 @@ def _open_bucket(address: str, environment: Mapping[str, str]) -> OpenedStore:
     if not keys and not any(environment.get(name) for name in _OTHER_CREDENTIALS):
         raise MediumFault(
             "unauthorised",
-            f"object storage s3://{parts.netloc} needs credentials: "
+            f"object storage s3://{bucket} needs credentials: "
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
         )
     store = S3Store(
-        parts.netloc,
+        bucket,
         client_options={
             "allow_http": named.startswith("http://"),
             "connect_timeout": timedelta(seconds=2),
@@ -123,26 +126,31 @@ def _open_bucket(address: str, environment: Mapping[str, str]) -> OpenedStore:
             },
         },
     )
-    prefix = parts.path.strip("/")
-    place = f"s3://{parts.netloc}/{prefix}".rstrip("/") + (f" at {named}" if named else "")
+    prefix = path.strip("/")
+    place = f"s3://{bucket}/{prefix}".rstrip("/") + (f" at {named}" if named else "")
     prefix = prefix + "/" if prefix else ""
-    return OpenedStore(store, prefix, place, "", parts.netloc, named)
+    return OpenedStore(store, prefix, place, "", bucket, named)
 
 
 def _check_endpoint(endpoint: str) -> str:
     """Scheme, host and port of an endpoint; plain HTTP is for this machine alone."""
-    parts = urlsplit(endpoint)
-    if has_userinfo(endpoint):
-        raise MediumFault(
-            "address", "the endpoint in AWS_ENDPOINT_URL may not hold a user or password"
-        )
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
+    if part := secret_part(endpoint):
+        raise MediumFault("address", f"the endpoint in AWS_ENDPOINT_URL may not hold a {part}")
+    try:
+        parts = urlsplit(endpoint)
+        secure = parts.scheme == "https" and bool(parts.hostname)
+        fine = secure or (parts.scheme == "http" and is_loopback(parts.hostname))
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        fine = False
+    if not fine:
         raise MediumFault(
             "address",
-            f"the endpoint {parts.scheme}://{parts.netloc} in AWS_ENDPOINT_URL has to be https:// "
+            "the endpoint in AWS_ENDPOINT_URL has to be https://host:port "
             "(http:// is for this machine alone)",
         )
-    return f"{parts.scheme}://{parts.netloc}"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}{port}"
 
 
 def fault_reason(error: Exception) -> str:
@@ -154,9 +162,10 @@ def fault_reason(error: Exception) -> str:
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         return "unauthorised"
     text = _ADDRESS.sub("", str(error))  # a port may hold any digits, and a name any word
-    if any(f"<Code>{word}</Code>" in text for word in _REFUSED):
-        return "unauthorised"  # of a listing, for which the client has no class
-    if any(word in text for word in ("InvalidRange", "range was invalid", "416 Range")):
+    answered = _STATUS.search(text)
+    if answered and answered[1] in _REASONS:  # listing tells it in no other way
+        return _REASONS[answered[1]]
+    if any(word in text for word in ("InvalidRange", "range was invalid")):
         return "truncated"
     if "No space left" in text or "quota" in text.lower():
         return "disk_full"

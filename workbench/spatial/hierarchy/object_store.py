@@ -27,6 +27,7 @@ from workbench.spatial.hierarchy.object_address import (
     fault_reason,
     open_store,
 )
+from workbench.spatial.hierarchy.object_folder import hide_folder, is_own, show_folder
 from workbench.spatial.hierarchy.object_ledger import ObjectLedger
 from workbench.spatial.hierarchy.object_page import FAULTS, PageObjects
 from workbench.spatial.hierarchy.object_transports import open_pages
@@ -72,6 +73,7 @@ class ObjectStore:
         self._owner = secrets.token_bytes(16)
         self.counts = IoCounts()  # requests for pages, and the bytes of those
         self._own: set[bytes] = set()  # keys of what this process has put
+        self._capacity_bytes = capacity_bytes
         self._ledger = ObjectLedger(capacity_bytes)
         self._is_folder = bool(self._opened.folder)
         try:
@@ -154,6 +156,7 @@ class ObjectStore:
 
     def resize(self, capacity_bytes: int) -> bool:
         """Take a new cap."""
+        self._capacity_bytes = capacity_bytes
         self._ledger.resize(capacity_bytes)
         return True
 
@@ -171,6 +174,29 @@ class ObjectStore:
         """Delete the private pages, and without `keep` all that this process has put."""
         self.remove([key for key in tuple(self._own) if not keep or is_private(key)])
         self._pool.shutdown()
+
+    @property
+    def can_unplug(self) -> bool:
+        """A folder that nobody named but the workbench itself."""
+        return self._is_folder and is_own(self._opened.folder)
+
+    def unplug(self) -> None:
+        """Put a file in the folder's place. OSError where that cannot be."""
+        hide_folder(self._opened.folder)
+
+    def plug_in(self) -> None:
+        """Bring the folder back. OSError where that cannot be."""
+        show_folder(self._opened.folder)
+
+    can_fill = True  # the cap is ours, whoever else uses the storage
+
+    def fill_up(self) -> None:
+        """Take what lies there now as the cap."""
+        self._ledger.resize(max(1, self.real_bytes))
+
+    def make_room(self) -> None:
+        """Take the cap that was set."""
+        self._ledger.resize(self._capacity_bytes)
 
     def _map(self, run: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
         if len(items) < 2:

@@ -13,6 +13,7 @@ import numpy as np
 
 from workbench.cache.tier import SliceSpan
 from workbench.spatial.hierarchy.entries import Entry, State
+from workbench.spatial.hierarchy.flows import HBM
 from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.mover import G2, Mover
 from workbench.spatial.hierarchy.paced_link import Load
@@ -154,6 +155,8 @@ class PageReads:
             below.table.remove(source)
         else:
             below.loaded(source.page_bytes, read.seconds)
+            # Through staging too: it is a way to HBM, and nobody finds a page there.
+            mover.flows.moved(below.name, HBM if read.twin is None else G2, source.page_bytes)
             if read.twin is not None and mover.settings.inclusive == "exclusive":
                 below.promoted(source)
         below.table.unpin(source)

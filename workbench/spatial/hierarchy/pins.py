@@ -43,6 +43,10 @@ class Pins:
         self._hard.pop(key, None)
         self._soft.pop(key, None)
 
+    def keys(self) -> list[TierKey]:
+        """Every key that is pinned or leased, or goes last."""
+        return list(self._hard | self._soft) if self._hard or self._soft else []
+
     def hold(self, key: TierKey) -> Hold:
         """Which kind holds a key now."""
         if not self._hard and not self._soft:

@@ -60,12 +60,9 @@ def reconfigure(hierarchy: "Hierarchy", settings: TierSettings) -> ConfigureRepo
     if mover.ladder.admission.name != settings.admission:
         mover.ladder.admission = make_admission(settings.admission, clock)
     num_evicted_below = sum(
-        _renew(mover, at, settings, opened.get(tier.name))
+        _renew(hierarchy, at, settings, opened.get(tier.name))
         for at, tier in enumerate(mover.ladder.tiers)
     )
-    for tier in mover.ladder.tiers:
-        private = not tier.shared and not (tier.where is not None and tier.where.keep)
-        tier.edge.choose(settings.disk_codec, hierarchy.make_codec, private)
     num_on = sum(tier.on for tier in mover.ladder.tiers)
     staging_bytes = max(MIN_STAGING_BYTES, 8 * hint) * num_on
     mover.staging.capacity_bytes = staging_bytes
@@ -125,8 +122,9 @@ def _same(tier: SlowTier, place: Place) -> bool:
     return now is not None and replace(now, keep=place.keep) == place
 
 
-def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None) -> int:
+def _renew(hierarchy: "Hierarchy", at: int, settings: TierSettings, medium: Medium | None) -> int:
     """Bring one slow tier to the settings; returns how many entries it lost."""
+    mover = hierarchy.mover
     tier = mover.ladder.tiers[at]
     place, size = place_of(tier.name, settings), capacity_bytes(tier.name, settings)
     split = settings.object_split if tier.name == OBJECTS else "order"
@@ -135,6 +133,10 @@ def _renew(mover: Mover, at: int, settings: TierSettings, medium: Medium | None)
     if tier.on and (place is None or medium is not None):
         lost = len(tier.table)
         mover.ladder.close_tier(tier)
+    kept = medium or tier.medium
+    if place is not None and kept is not None:  # first: what is found there may be coded
+        private = not kept.shared and not place.keep
+        tier.edge.choose(settings.disk_codec, hierarchy.make_codec, private)
     if place is not None and medium is not None:
         tier.open(medium, place, size, page_budget_bytes(medium, size))
     elif place is not None:

@@ -7,21 +7,20 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TypeVar
 
+from workbench.cache.tier import HOLD_S
 from workbench.clock import RealClock
 from workbench.spatial.hierarchy import shared_store_protocol as protocol
 from workbench.spatial.hierarchy.batches import in_batches
 from workbench.spatial.hierarchy.companion import Companion
 from workbench.spatial.hierarchy.medium import Done, Get, MediumFault, PageRecord, Put, is_private
-from workbench.spatial.hierarchy.nixl_agent import load_nixl
 from workbench.spatial.hierarchy.record_header import (
     decode_header,
     storage_name,
     total_bytes,
 )
-from workbench.spatial.hierarchy.shared_store_arena import Arena, ArenaAccess
+from workbench.spatial.hierarchy.shared_store_arena import ArenaAccess
 from workbench.spatial.hierarchy.shared_store_copy import TimedCopies
 from workbench.spatial.hierarchy.shared_store_link import StoreLink
 from workbench.spatial.hierarchy.shared_store_protocol import (
@@ -31,7 +30,7 @@ from workbench.spatial.hierarchy.shared_store_protocol import (
     Usage,
     Welcome,
 )
-from workbench.spatial.hierarchy.shared_store_remote import RemoteArena
+from workbench.spatial.hierarchy.shared_store_remote import attach_by
 
 SERVER_MODULE = "workbench.spatial.hierarchy.shared_store_server"
 START_S = 20.0  # a cold disk can take seconds to start a Python process
@@ -72,16 +71,12 @@ class SharedStoreClient:
         self._companion: Companion | None = None
         self._transport = transport
         self._closed = False
-        if transport == "nixl":
-            load_nixl()  # what is missing is told before a store is started
+        attach = attach_by(transport, self._clock.now_s)
         if not address:
             self._companion = Companion("kvw-store-")
             address = f"ipc://{self._companion.folder}/store"
             self._start_companion(self._companion, address)
         self.place = "a store of this engine's own" if self._companion else address
-        attach: Callable[[Welcome], ArenaAccess] = Arena.attach
-        if transport == "nixl":
-            attach = partial(RemoteArena.attach, store_address=address, clock_s=self._clock.now_s)
         self._link = StoreLink(address, self._owner, timeout_s, attach)
         try:
             self._open()
@@ -122,7 +117,7 @@ class SharedStoreClient:
         except MediumFault:  # so each is a counted miss
             return [None] * len(keys)
 
-    def prestage(self, keys: Sequence[bytes], hold_s: float = 5.0) -> list[bool]:
+    def prestage(self, keys: Sequence[bytes], hold_s: float = HOLD_S) -> list[bool]:
         """Ask the store to keep pages that will be read soon; which of them are there.
 
         The role of prestaging in ICMS: from the request's arrival until it is scheduled.
@@ -179,6 +174,38 @@ class SharedStoreClient:
             self._link.close()
         if self._companion is not None:
             self._companion.close()
+
+    @property
+    def can_unplug(self) -> bool:
+        """One of this engine's own."""
+        return self._companion is not None
+
+    def unplug(self) -> None:
+        """End the store's process."""
+        if self._companion is not None:
+            self._companion.unplug()
+
+    def plug_in(self) -> None:
+        """Start a store anew, which is empty."""
+        if self._companion is not None:
+            self._companion.plug_in()
+            self._start_companion(self._companion, self._link.address)
+
+    @property
+    def can_fill(self) -> bool:
+        """One of this engine's own."""
+        return self._companion is not None
+
+    def fill_up(self) -> None:
+        """Let the store take no page more; it keeps what it has."""
+        self._call(protocol.Seal(True), type(None))
+
+    def make_room(self) -> None:
+        """Let the store take pages again; one that was started anew does."""
+        try:
+            self._call(protocol.Seal(False), type(None))
+        except MediumFault:
+            pass  # it has ended, and a new one is not sealed
 
     def _open(self) -> None:
         """Greet the store; a private one is given the time to start."""

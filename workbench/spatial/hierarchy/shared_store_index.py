@@ -88,6 +88,7 @@ class StoreIndex:
         self.num_blocks = num_blocks
         self.num_evicted = 0
         self.num_expired = 0
+        self.sealed = False  # no page more is taken
         self._read_header = read_header
         self._free = Extents()
         self._free.add(1, num_blocks)
@@ -104,6 +105,8 @@ class StoreIndex:
         blocks = -(-num_bytes // BLOCK)
         if not 0 < blocks <= self.num_blocks:
             return Slot("too_large")
+        if self.sealed:
+            return Slot("full")
         runs = self._free.take(blocks, MAX_RUNS)
         if runs is None:
             self._free_leaving(now_s)

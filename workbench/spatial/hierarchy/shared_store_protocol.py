@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from workbench.spatial.hierarchy.addresses import has_userinfo, is_loopback
+from workbench.settings.addresses import secret_part
+from workbench.spatial.hierarchy.addresses import is_loopback
 from workbench.spatial.hierarchy.medium import MediumFault
 
 MAGIC = b"KVWS"
@@ -92,6 +93,12 @@ class GetUsage(msgspec.Struct, frozen=True, tag=True):
     """Answered with a Usage."""
 
 
+class Seal(msgspec.Struct, frozen=True, tag=True):
+    """Take no page more, or take pages again; an engine's own store alone knows it."""
+
+    sealed: bool
+
+
 class Bye(msgspec.Struct, frozen=True, tag=True):
     """The client goes: its private pages are void; answered with nothing of note."""
 
@@ -107,6 +114,7 @@ Body = (
     | Prestage
     | Scan
     | GetUsage
+    | Seal
     | Bye
 )
 
@@ -192,15 +200,15 @@ def version_of(frame: bytes) -> int | None:
 
 def check_address(address: str) -> None:
     """ipc:// with a path, or tcp:// on this machine; MediumFault with one sentence otherwise."""
-    if has_userinfo(address):
-        raise MediumFault("address", "the address of a shared store holds no user or password")
+    if part := secret_part(address):
+        raise MediumFault("address", f"the address of a shared store holds no {part}: leave it out")
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
         if os.path.isabs(path) and len(path.encode()) <= MAX_SOCKET_PATH:
             return
         raise MediumFault(
             "address",
-            f"shared store {address}: give ipc:// and an absolute path "
+            "the address of a shared store: give ipc:// and an absolute path "
             f"of at most {MAX_SOCKET_PATH} bytes",
         )
     try:
@@ -211,8 +219,8 @@ def check_address(address: str) -> None:
     if not fine:
         raise MediumFault(
             "address",
-            f"shared store {address}: give ipc:///path, or tcp:// with a port of this machine "
-            "(its memory is shared, so it cannot lie on another one)",
+            "the address of a shared store: give ipc:///path, or tcp:// with a port of this "
+            "machine (its memory is shared, so it cannot lie on another one)",
         )
 
 

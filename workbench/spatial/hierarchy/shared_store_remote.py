@@ -16,14 +16,20 @@ it.
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from workbench.spatial.hierarchy.aligned import address as address_of
 from workbench.spatial.hierarchy.aligned import aligned_empty
 from workbench.spatial.hierarchy.medium import MediumFault
-from workbench.spatial.hierarchy.nixl_agent import NixlAgent
-from workbench.spatial.hierarchy.shared_store_arena import PIECE_BYTES, Arena, check_head
+from workbench.spatial.hierarchy.nixl_agent import NixlAgent, load_nixl
+from workbench.spatial.hierarchy.shared_store_arena import (
+    PIECE_BYTES,
+    Arena,
+    ArenaAccess,
+    check_head,
+)
 from workbench.spatial.hierarchy.shared_store_protocol import ARENA_HEAD, Welcome
 
 GREET_S = 2.0
@@ -31,6 +37,14 @@ GREET_S = 2.0
 
 # Shared memory has no handler of failures: the kernel refuses to copy from a process that is gone.
 UCX_OPTIONS = {"engine_config": "TLS=shm", "ucx_error_handling_mode": "none"}
+
+
+def attach_by(transport: str, clock_s: Callable[[], float]) -> Callable[[Welcome], ArenaAccess]:
+    """How a client of that transport reaches a store's memory; MediumFault where it cannot."""
+    if transport != "nixl":
+        return Arena.attach
+    load_nixl()  # what is missing is told before a store is started
+    return partial(RemoteArena.attach, clock_s=clock_s)
 
 
 class OfferedArena:
@@ -67,13 +81,13 @@ class RemoteArena:
         self._store = self._agent.join(welcome.nixl)
 
     @staticmethod
-    def attach(welcome: Welcome, store_address: str, clock_s: Callable[[], float]) -> "RemoteArena":
+    def attach(welcome: Welcome, clock_s: Callable[[], float]) -> "RemoteArena":
         """Reach what a store offers; MediumFault unless it offers it to NIXL, and is that store."""
         if not welcome.nixl:
             raise MediumFault(
                 "no_transport",
-                f"the shared store {store_address} was started without NIXL: start it with "
-                "`workbench store serve --transport nixl`, or choose the direct transport",
+                "the shared store was started without NIXL: start it with `workbench "
+                "store serve --transport nixl`, or choose the direct transport",
             )
         arena = RemoteArena(welcome)
         head = np.zeros(ARENA_HEAD.size, np.uint8)

@@ -36,18 +36,24 @@ USER_ERROR = 2
 class StoreServer:
     """One store behind one socket; MediumFault with one sentence if it cannot be opened.
 
-    `transport` `nixl`: the memory is offered to UCX too.
+    `private`: one engine alone uses it, and may seal it. `transport` `nixl`: the memory is offered
+    to UCX too.
     """
 
     def __init__(
-        self, address: str, capacity_mib: float, limits: StoreLimits, transport: str = "direct"
+        self,
+        address: str,
+        capacity_mib: float,
+        limits: StoreLimits,
+        private: bool = False,
+        transport: str = "direct",
     ) -> None:
         num_blocks = int(capacity_mib * MIB) // BLOCK
         if num_blocks < 1:
             raise MediumFault("capacity", f"--mib {capacity_mib}: give at least 0.004")
         self._clock = RealClock()
         self._number = secrets.randbits(63) | 1
-        self._limits = limits
+        self._limits, self._private = limits, private
         self._lock_fd = _claim(address)
         try:
             self._arena = Arena.create(num_blocks, self._number)
@@ -176,6 +182,11 @@ class StoreServer:
     def _on_getusage(self, body: protocol.GetUsage, owner: bytes, now_s: float) -> Any:
         return self._index.usage(owner, now_s)
 
+    def _on_seal(self, body: protocol.Seal, owner: bytes, now_s: float) -> None:
+        if not self._private:
+            raise ValueError("a store of several engines is not sealed by one of them")
+        self._index.sealed = body.sealed
+
     def _on_bye(self, body: protocol.Bye, owner: bytes, now_s: float) -> None:
         self._index.forget_owner(owner)
         self._index.sweep(now_s)
@@ -222,9 +233,10 @@ def run(
     watch_stdin: bool = False,
     transport: str = "direct",
     on_ready: Callable[[], None] = lambda: None,
+    private: bool = False,
 ) -> None:
-    """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault)."""
-    server = StoreServer(address, capacity_mib, limits, transport)
+    """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault); see StoreServer."""
+    server = StoreServer(address, capacity_mib, limits, private, transport)
     on_ready()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
@@ -245,7 +257,8 @@ def main() -> None:
     given = parser.parse_args()
     try:
         limits = StoreLimits(given.ttl_s, given.lease_s, given.put_timeout_s, given.quarantine_s)
-        run(given.address, given.mib, limits, given.watch_stdin, given.transport)
+        private = given.watch_stdin
+        run(given.address, given.mib, limits, private, given.transport, private=private)
     except (MediumFault, ValueError) as error:
         print(error, file=sys.stderr)
         sys.exit(USER_ERROR)

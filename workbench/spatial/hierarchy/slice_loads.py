@@ -10,7 +10,7 @@ from workbench.cache.keys import TierKey
 from workbench.cache.tier import SliceSpan
 from workbench.spatial.hierarchy.entries import State
 from workbench.spatial.hierarchy.load_jobs import Job, LoadJobs, Slot
-from workbench.spatial.hierarchy.mover import G2, Mover
+from workbench.spatial.hierarchy.mover import Mover
 
 POLL_S = 0.0005  # at most, between looks at what a throttle holds back
 
@@ -87,10 +87,9 @@ class SliceLoads:
         return tuple(slot.tier for slot in job.slots), job.spans
 
     def _count_hits(self, job: Job) -> None:
-        """What lay in DRAM has been loaded, each page for its share of the time."""
-        hits = [slot.entry for slot in job.slots if slot.tier == G2 and slot.entry is not None]
-        for entry in hits:
-            self._mover.counters[G2].loaded(entry.page_bytes, job.verify_s / len(job.slots))
+        """What was in DRAM or came through it, each page for its share of the time."""
+        for entry in [slot.entry for slot in job.slots if slot.entry is not None]:
+            self._jobs.left_dram(entry, job.verify_s / len(job.slots))
 
     def _spoiled(self, slot: Slot) -> None:
         """A slice that has arrived is not what was stored."""

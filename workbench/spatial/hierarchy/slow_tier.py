@@ -6,17 +6,20 @@
 A tier alone verifies what comes back from its medium, so no medium has to be trusted.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.cache.keys import PrivateKey, TierKey
+from workbench.cache.tier import HOLD_S
 from workbench.clock import Clock
+from workbench.errors import TierError
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
 from workbench.spatial.hierarchy.counters import TierCounters
-from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
+from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, Watch
 from workbench.spatial.hierarchy.io_counts import IoTotals, totals_of
 from workbench.spatial.hierarchy.io_thread import (
     GET,
@@ -28,8 +31,15 @@ from workbench.spatial.hierarchy.io_thread import (
     Outcome,
     nothing,
 )
-from workbench.spatial.hierarchy.medium import Medium, PageRecord, encode_key, is_private
+from workbench.spatial.hierarchy.medium import (
+    HoldingMedium,
+    Medium,
+    PageRecord,
+    encode_key,
+    is_private,
+)
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
+from workbench.spatial.hierarchy.outages import Outage, restore
 from workbench.spatial.hierarchy.paced_link import PacedLink
 from workbench.spatial.hierarchy.patience import Patience
 from workbench.spatial.hierarchy.pins import Pins
@@ -61,6 +71,7 @@ class SlowTier:
         counters: TierCounters,
         next_generation: Callable[[], int],
         pins: Pins,
+        watch: Watch,
     ) -> None:
         self.name = name
         self.clock = clock
@@ -70,10 +81,11 @@ class SlowTier:
         self.medium: Medium | None = None
         self.where: Place | None = None
         self.cap_bytes = 0  # of the medium, in all
-        self.table = EntryTable(name, 0, self._release, pins)
+        self.table = EntryTable(name, 0, self._release, pins, watch)
         self.calls = MediumCalls(self.edge, clock)
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
         self.writing_bytes = 0  # of writes that have not taken effect
+        self.outage: Outage | None = None  # made by hand
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written
         self._next_generation = next_generation
         self._ios_before: IoTotals | None = None
@@ -163,6 +175,7 @@ class SlowTier:
 
     def close(self) -> None:
         """Forget all entries and let the medium go; the caller has let all transfers end."""
+        self._end_outage()
         for entry in self.table.all_entries():
             entry.forgotten = True  # the medium deletes its pages when it closes, or keeps them
             self.table.remove(entry)
@@ -189,8 +202,21 @@ class SlowTier:
 
             self.io.submit(run, nothing)
 
+    def hold(self, keys: Sequence[TierKey], hold_s: float = HOLD_S) -> None:
+        """Ask a medium that can to keep these pages from others' puts for so long."""
+        medium = self.medium
+        if keys and self.readable and isinstance(medium, HoldingMedium):
+            encoded = [encode_key(key) for key in keys]
+
+            def run() -> Outcome:
+                medium.prestage(encoded, hold_s)
+                return Outcome()
+
+            self.io.submit(run, nothing, load=True)
+
     def resize(self, cap_bytes: int) -> bool:
         """Give the medium a new cap, after what is queued; False if it cannot have it."""
+        self._end_outage()
         self.io.submit(lambda: self.calls.resize(cap_bytes), nothing)
         self.io.wait_idle(None)
         if self.calls.fits:
@@ -273,6 +299,21 @@ class SlowTier:
         """Count a read that went well."""
         self._reads.worked()
         self.counters.loaded(num_bytes, seconds, learn=False)
+
+    def _end_outage(self) -> None:
+        with contextlib.suppress(TierError):  # then what is asked of the medium tells
+            restore(self)
+
+    def try_again(self) -> None:
+        """Forget that it failed: what was wrong with its medium has been put right."""
+        self._reads.worked()
+        self._writes.worked()
+        self.counters.num_failed = 0
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether it has failed so often just now that it is not asked."""
+        return self.on and not (self._reads.ready and self._writes.ready)
 
     def handed_down(self) -> None:
         """Count a read for the tier below."""

@@ -13,7 +13,7 @@ from valkey import exceptions as faults
 from valkey.backoff import NoBackoff
 from valkey.retry import Retry
 
-from workbench.spatial.hierarchy.addresses import has_userinfo
+from workbench.settings.addresses import secret_part
 from workbench.spatial.hierarchy.medium import MediumFault
 
 PASSWORD = "KV_WORKBENCH_POOL_PASSWORD"
@@ -25,10 +25,10 @@ def client_options(
     address: str, timeout_s: float, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
     """Arguments of `valkey.Valkey`; MediumFault with one sentence for an address it cannot take."""
-    if has_userinfo(address):
+    if part := secret_part(address):
         raise MediumFault(
             "address",
-            f"the address of a pool may not hold a user or password: set {PASSWORD} instead",
+            f"the address of a pool may not hold a {part}: set {PASSWORD} instead",
         )
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -42,13 +42,12 @@ def client_options(
         parts = urlsplit(address)
         host, port, path = parts.hostname, parts.port or 6379, parts.path.strip("/")
         fine = parts.scheme in SCHEMES and host and (not path or path.isdigit())
-        fine = fine and not parts.query and not parts.fragment
     except ValueError:
         fine = False
     if not fine:
         raise MediumFault(
             "address",
-            f"pool at {address!r}: give valkey://host:port, valkeys://host:port (TLS) "
+            "the address of a pool: give valkey://host:port, valkeys://host:port (TLS) "
             "or unix:///path",
         )
     return options | {

@@ -99,27 +99,6 @@ class ValkeyPool:
             for key, (record, _) in zip(keys, found, strict=True)
         ]
 
-    def match_prefix(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """How many of a chain's first keys are there, and how many probes it took.
-
-        Binary search as InfiniStore's `get_match_last_index`: at most ceil(log2 n) + 1 round
-        trips. It takes a key to be there if a later one is; where the server evicted one between,
-        the read of it is a miss. (0, probes) where the server does not answer.
-        """
-        low, high, probes = 0, len(keys), 0
-        try:
-            while low < high:
-                middle = (low + high) // 2
-                probes += 1
-                if self._client.exists(self._name(keys[middle])):
-                    low = middle + 1
-                else:
-                    high = middle
-        except _FAULTS as error:
-            self._failed(error)
-            return 0, probes
-        return low, probes
-
     def scan(self) -> Iterator[tuple[PageRecord, int]]:
         """Whole shared pages, longest unused first where the server counts that."""
         try:
@@ -167,6 +146,43 @@ class ValkeyPool:
         self._client.close()
         if self._process is not None:
             self._process.close()
+
+    @property
+    def can_unplug(self) -> bool:
+        """One of this engine's own."""
+        return self._process is not None
+
+    def unplug(self) -> None:
+        """End the server."""
+        if self._process is not None:
+            self._process.unplug()
+
+    def plug_in(self) -> None:
+        """Start a server anew, which is empty."""
+        if self._process is not None:
+            self._process.plug_in()
+
+    @property
+    def can_fill(self) -> bool:
+        """One of this engine's own."""
+        return self._process is not None
+
+    def fill_up(self) -> None:
+        """Let the server evict nothing, and have no memory for more."""
+        self._configure("maxmemory-policy", "noeviction")
+        self._configure("maxmemory", 1)
+
+    def make_room(self) -> None:
+        """Give the server its memory again."""
+        if self._process is not None:
+            self._configure("maxmemory", self._process.capacity_bytes)
+            self._configure("maxmemory-policy", "allkeys-lru")  # only now: it would evict all
+
+    def _configure(self, name: str, value: int | str) -> None:
+        try:
+            self._client.config_set(name, value)
+        except _FAULTS as error:
+            self._failed(error)
 
     def _open(self) -> dict[str, Any]:
         """Talk to the server for the first time; a private one is given the time to start."""

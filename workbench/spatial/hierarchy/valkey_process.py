@@ -49,13 +49,22 @@ class ValkeyProcess:
                 f"a pool of {capacity_bytes / 1048576:.1f} MiB: "
                 f"give at least {MIN_BYTES // 1048576} MiB, of which the server takes one",
             )
-        self._capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes
         return capacity_bytes
 
     def revive(self) -> None:
         """Start it again if it has ended, at most every few seconds; what it held is lost."""
         if not self.alive and self._clock.now_s() - self._started_at_s > RESTART_S:
             self._start()
+
+    def unplug(self) -> None:
+        """End it, and start none until `plug_in`."""
+        self._companion.unplug()
+
+    def plug_in(self) -> None:
+        """Start it anew, empty."""
+        self._companion.plug_in()
+        self._start()
 
     def close(self) -> None:
         """End it and remove its folder."""
@@ -67,7 +76,7 @@ class ValkeyProcess:
             "--port": "0",
             "--unixsocket": self.socket_path,
             "--unixsocketperm": "700",
-            "--maxmemory": str(self._capacity_bytes),
+            "--maxmemory": str(self.capacity_bytes),
             "--maxmemory-policy": "allkeys-lru",
             "--save": "",
             "--appendonly": "no",

@@ -10,6 +10,7 @@ import numpy as np
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.keys import PrivateKey
 from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.spatial.hierarchy.flows import HBM
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
 from workbench.spatial.hierarchy.mover import G2
 
@@ -58,6 +59,7 @@ class ValuesBelow:
             return None
         entry.buffer[:] = page
         mover.counters[G2].stored(page.nbytes, mover.clock.now_s() - start_s)
+        mover.flows.moved(HBM, G2, page.nbytes)
         mover.dram.pin(entry)
         mover.kept[entry.generation] = entry
         mover.publish(G2, entry)
@@ -121,6 +123,7 @@ class ValuesBelow:
             total += size
         if total:
             mover.counters[G2].loaded(total, mover.clock.now_s() - start_s)
+            mover.flows.moved(G2, HBM, total)
 
     def _verified(self, entry: Entry, layer: int, size: int) -> np.ndarray | None:
         if entry.state is not State.READY or entry.buffer is None:

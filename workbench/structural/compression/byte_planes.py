@@ -27,6 +27,7 @@ class BytePlanes:
     number = 1
     numerics = ""
     shared_bytes = 0
+    alone = True
 
     def __init__(self) -> None:
         self._pack = zstandard.ZstdCompressor(level=LEVEL)

@@ -6,8 +6,10 @@
 
 A vector has one fp16 scale. Differences get 32 levels in the first layers, which matter more, and
 16 in the others, as LMCache's. Groups never cross a page. Takes pages of bf16 and fp32 numbers. The
-payload names its shapes and its tables; a foreign or damaged one is refused. Sources: CacheGen
-(arXiv 2310.07240), LMCache's `cachegen_basics`; range coder: `constriction`.
+payload names its shapes and its tables; a foreign or damaged one is refused. Where other processes
+read too, the tables are those that every process knows: blobs are 3 % larger (3.81 bits a number,
+not 3.71, over 52 pages of the default model) and need nothing beside them. Sources: CacheGen (arXiv
+2310.07240), LMCache's `cachegen_basics`; range coder: `constriction`.
 """
 
 import struct
@@ -36,9 +38,11 @@ class CacheGen:
     name = "cachegen"
     number = 2
     numerics = "cachegen"
+    alone = True
 
     def __init__(self) -> None:
         self._tables: dict[int, Tables] = {}  # by fingerprint: blobs of older ones stay readable
+        self._known: dict[tuple[int, int], Tables] = {}
         self._newest: dict[tuple[int, int], Tables] = {}  # by layers and channels
         self._seen: dict[tuple[int, int], list[Symbols]] = {}
 
@@ -75,8 +79,10 @@ class CacheGen:
         shape, parts, fingerprint, rest = _read_head(payload)
         if not takes(parts, page.nbytes):
             raise CodecFault("corrupt")
-        tables = self._tables.get(fingerprint)
-        if tables is None or tables.classes.shape != (2, shape[1], shape[3]):
+        tables = self._tables.get(fingerprint) or self._neutral((shape[1], shape[3]))
+        if tables.fingerprint != fingerprint:
+            raise CodecFault("foreign")
+        if tables.classes.shape != (2, shape[1], shape[3]):
             raise CodecFault("foreign")
         size = int(np.prod(shape[:3])) * 2
         if len(rest) < size or (len(rest) - size) % 4:
@@ -90,10 +96,12 @@ class CacheGen:
     def _tables_for(self, symbols: Symbols) -> Tables:
         """The tables of rows of this shape; found again once enough rows were seen."""
         shape = symbols.deltas.shape[1], symbols.deltas.shape[3]
+        if not self.alone:
+            return self._neutral(shape)
         levels = largest_symbols(shape[0])
         newest = self._newest.get(shape)
         if newest is None:
-            newest = self._keep(shape, Tables.neutral(levels, shape[1]))
+            newest = self._newest[shape] = self._neutral(shape)
             self._seen[shape] = []
         seen = self._seen.get(shape)
         if seen is not None:
@@ -102,6 +110,13 @@ class CacheGen:
                 newest = self._keep(shape, Tables.fit(seen, levels))
                 del self._seen[shape]
         return newest
+
+    def _neutral(self, shape: tuple[int, int]) -> Tables:
+        """What any process has for rows of this many layers and channels."""
+        if shape not in self._known:
+            tables = Tables.neutral(largest_symbols(shape[0]), shape[1])
+            self._known[shape] = self._tables[tables.fingerprint] = tables
+        return self._known[shape]
 
     def _keep(self, shape: tuple[int, int], tables: Tables) -> Tables:
         self._newest[shape] = self._tables[tables.fingerprint] = tables

@@ -138,6 +138,7 @@ class LayerLoads:
             if not load.failed:
                 load.failed = not self._copy(load, number)
             load.wait_s += self.now_s() - waited_s
+        self.store.settle()
         self._waits.append((number * self.slices.layers, begun_s, self.now_s()))
 
     def _copy(self, load: LayerLoad, number: int) -> bool:

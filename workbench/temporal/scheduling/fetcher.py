@@ -24,7 +24,8 @@ from workbench.temporal.scheduling.finding import Finding
 from workbench.temporal.scheduling.lineages import Lineages
 from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Found, Loaded, PendingLoad
 from workbench.temporal.scheduling.page_filling import PageFilling
-from workbench.temporal.scheduling.prefetch import Prefetch, Prestage
+from workbench.temporal.scheduling.prefetch import Prefetch
+from workbench.temporal.scheduling.prestage import Prestage
 from workbench.temporal.scheduling.retrieval import PartialStart, Retrieval
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
 from workbench.temporal.scheduling.worth import Worth
@@ -48,13 +49,13 @@ class Fetcher:
     counters: FetchCounters = field(default_factory=FetchCounters)
     _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
     _loaded: dict[str, Loaded] = field(default_factory=dict)
-    _no_fetch: set[str] = field(default_factory=set)
+    _no_fetch: dict[str, str] = field(default_factory=dict)  # and why
 
     def __post_init__(self) -> None:
         self.swaps = SwapSpace(self.manager, self.store, self.hierarchy)
         self.prefetch = Prefetch(self.hierarchy)
-        self.prestage = Prestage(self.hierarchy, self.manager)
         self.lineages = Lineages(self.manager, self.hierarchy)
+        self.prestage = Prestage(self.hierarchy, self.manager, self.lineages, self.now_s)
         self.finding = Finding(self.manager, self.hierarchy, self.lineages, self.prefetch)
         self.worth = Worth(self.hierarchy, self.recompute_s, self.counters)
         self.filling = PageFilling(self.manager, self.store, self.counters, self.recompute_s)
@@ -109,12 +110,22 @@ class Fetcher:
         return ready + [pending.request for pending in late]
 
     def _give_up(self, pending: PendingLoad) -> None:
-        """A tier does not answer: the request recomputes, and its I/O unpins what it held."""
+        """Past its deadline: a request takes the leading pages that are there, computes the rest.
+
+        Of swapped pages it needs all. The I/O that goes on unpins what it holds.
+        """
         del self._pending[pending.job_id]
         self.counters.num_late_loads += 1
-        self._no_fetch.add(pending.request.request_id)
-        self.swaps.forget(pending.request)
-        self.hierarchy.cancel_load(pending.job_id)
+        self._no_fetch[pending.request.request_id] = "late"
+        if self.swaps.record(pending.request) is not None:
+            self.swaps.forget(pending.request)
+            self.hierarchy.cancel_load(pending.job_id)
+            return
+        result = self.hierarchy.take_arrived(pending.job_id)
+        if result.pages:
+            self._take(pending, result)
+        else:
+            self.hierarchy.complete_load(pending.job_id)
 
     def _take(self, pending: PendingLoad, result: LoadResult) -> None:
         request = pending.request
@@ -156,9 +167,11 @@ class Fetcher:
         if record is not None:
             keys = self.swaps.keys_below(record)
             if all(self.hierarchy.lookup(key) is Lookup.HIT for key in keys):
+                self.finding.count(request, keys)
                 return self._start(request, keys, 0) if keys else Fetch.ADMIT
             if self.finding.may_wait(request, keys, swapped=True):
                 return Fetch.WAIT
+            self.finding.count(request, keys)
             self.swaps.forget(request)
         return self._consider_prefix(request, hit, step_tokens) if prefixes else Fetch.ADMIT
 
@@ -180,7 +193,7 @@ class Fetcher:
             return Fetch.ADMIT
         keys = self.retrieval.choose(request, run, first, lineage)
         if not self.worth.fetching(keys, len(run) * size):
-            self._no_fetch.add(request.request_id)
+            self._no_fetch[request.request_id] = "gate"
             return Fetch.ADMIT
         rest = request.num_tokens - (first + len(run)) * size
         shared = None if step_tokens is None else min(step_tokens, rest)
@@ -290,7 +303,7 @@ class Fetcher:
             if load.failed:
                 failed.append(load.request)
                 if load.late:
-                    self._no_fetch.add(load.request.request_id)
+                    self._no_fetch[load.request.request_id] = "late"
                 continue
             self.filling.count(load.tiers)
             self.manager.publish(load.request, load.request.num_computed_tokens)
@@ -310,7 +323,7 @@ class Fetcher:
         if coming is not None:
             self.hierarchy.cancel_load(coming.job_id)
         self.finding.forget(request_id)
-        self._no_fetch.discard(request_id)
+        self._no_fetch.pop(request_id, None)
         self.prefetch.forget(request_id)
         self.prestage.forget(request_id)
         self.swaps.forget(request)
@@ -326,9 +339,9 @@ class Fetcher:
         """Whether a preempted request's own pages lie below HBM."""
         return self.swaps.record(request) is not None
 
-    def was_gated(self, request: Request) -> bool:
-        """Whether fetching was refused for this request as slower than recomputing."""
-        return request.request_id in self._no_fetch
+    def why_not_fetched(self, request: Request) -> str:
+        """`gate` (slower than recomputing), `late` (past its deadline), or empty."""
+        return self._no_fetch.get(request.request_id, "")
 
     @property
     def num_pending(self) -> int:

@@ -17,19 +17,24 @@ BUSY = (Lookup.HIT_PENDING, Lookup.RETRY)
 
 @dataclass
 class Finding:
-    """Asks for runs of pages; counts how often each request has waited for an answer."""
+    """Asks for runs of pages; counts how often each request has waited for an answer.
+
+    A request asks again at every step until it is admitted; a key counts as one lookup of it.
+    """
 
     manager: KVCacheManager
     hierarchy: KVHierarchy
     lineages: Lineages
     prefetch: Prefetch
     _waits: dict[str, int] = field(default_factory=dict)
+    _counted: dict[str, set[TierKey]] = field(default_factory=dict)
 
     def find(self, request: Request, hit: PrefixHit) -> tuple[list[PrefixKey], str] | None:
         """The longest run that continues the hit and its lineage; None: ask again next step."""
         first, most = len(hit.rows), self.manager.most_hit_pages(request)
         best: list[PrefixKey] = []
         best_lineage = hit.lineage
+        asked: list[PrefixKey] = []  # the best run, and the key that ended it
         for lineage in self.lineages.behind(hit):
             keys = self.manager.keys.row_keys(request, lineage)[first:most]
             asks = self.prefetch.waits and keys and not self.hierarchy.know(keys)
@@ -37,8 +42,16 @@ class Finding:
                 return None
             run = self._leading_hits(keys)
             if len(run) > len(best):
-                best, best_lineage = run, lineage
+                best, best_lineage, asked = run, lineage, keys[: len(run) + 1]
+            asked = asked or keys[:1]
+        self.count(request, asked)
         return best, best_lineage
+
+    def count(self, request: Request, keys: Sequence[TierKey]) -> None:
+        """What is fetched of these keys is decided: each is one lookup of the request's."""
+        counted = self._counted.setdefault(request.request_id, set())
+        self.hierarchy.count_lookups([key for key in keys if key not in counted])
+        counted.update(keys)
 
     def may_wait(self, request: Request, keys: Sequence[TierKey], *, swapped: bool = False) -> bool:
         """Whether to wait for keys that are being written, or that a tier is too busy for."""
@@ -56,6 +69,7 @@ class Finding:
     def forget(self, request_id: str) -> None:
         """A request is admitted or over."""
         self._waits.pop(request_id, None)
+        self._counted.pop(request_id, None)
 
     def _leading_hits(self, keys: list[PrefixKey]) -> list[PrefixKey]:
         for at, key in enumerate(keys):

@@ -34,9 +34,10 @@ class Lineages:
 
         The tag says that a codec lies somewhere on the way, not that it changed every page.
         """
-        keys = self._manager.keys
+        keys, tag = self._manager.keys, self._hierarchy.codec_numerics
+        if tag:  # an earlier process may have left such rows, or another one in a shared tier
+            keys.remember_lineage(coded_lineage(keys.format_label, tag))
         if not hit.rows:
             return keys.lineages
-        tag = self._hierarchy.codec_numerics
         coded = coded_lineage(hit.lineage, tag) if tag else hit.lineage
         return [hit.lineage, coded] if coded in keys.lineages[1:] else [hit.lineage]

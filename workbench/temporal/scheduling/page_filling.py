@@ -28,6 +28,7 @@ class PageFilling:
         """Copy pages of `loaded` into the request's blocks from page `first` on."""
         for at, page in enumerate(pages):
             self.store.write_row(self.parts(request, first + at), page)
+        self.store.settle()
         self.count([loaded.tiers[id(page)] for page in pages])
 
     def parts(self, request: Request, page: int) -> list[Part]:

@@ -181,6 +181,7 @@ class Retrieval:
         manager.pool.moved_step[list(ids)] = manager.pool.step
         manager.pool.last_used[list(ids)] = manager.pool.step
         self.store.write_row(manager.parts(ids), data)
+        self.store.settle()
         self.on_late(late.request, page)
         return True
 

@@ -40,6 +40,7 @@ class Scheduler:
         self.max_slots = max_slots
         self.prefix_caching = True
         self.tail_tokens: int | None = None
+        self.before_admit: Callable[[Request], None] = lambda request: None
         self.on_admit: Callable[[Request, PrefixHit, int], None] = lambda request, hit, loaded: None
         self._tell = tell
         self._num_arrived = 0
@@ -240,6 +241,7 @@ class Scheduler:
         self.serving = request.request_id
         if must_wait(request, self.running, self.order):
             return None
+        self.before_admit(request)
         record = self.fetcher.swap_record(request)
         if record is not None:
             if not self.fetcher.restore(request, record):

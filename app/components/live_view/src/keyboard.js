@@ -2,6 +2,8 @@
 
 import { attrs, button, h, show } from "./dom.js";
 
+const CHAT_WAIT_MS = 10000, CHAT_LOOK_MS = 100;
+
 const CONTROLS = "button, a, input, select, summary, [role=slider], [role=tab], [role=application], [role=option], [contenteditable]";
 
 // The element that has focus, through shadow roots.
@@ -42,7 +44,7 @@ function act(action, context, help) {
   const { store, send } = context;
   if (action === "help") return help.toggle();
   if (action === "escape") return escape(context, help);
-  if (action === "chat") return focusChat(send);
+  if (action === "chat") return store.playback ? undefined : focusChat(context);
   if (!context.isDriver()) return;
   if (action === "step") return send("step");
   const paused = store.playback ? !store.playback.playing : store.shown?.snap.state === "paused";
@@ -61,26 +63,43 @@ function escape(context, help) {
   if (store.view.selected) context.select(null);
 }
 
-// Puts the cursor into the page's chat box; asks Python where there is none yet.
-function focusChat(send) {
+// Puts the cursor into the chat box, which is on the page Live: goes there, and waits until it has come.
+function focusChat({ store, data, send }) {
   document.body.dataset.tab = "chat";
+  if (focusBox() || store.chatTimer) return;
+  if ((data().view ?? "live") !== "live") send("go_page", { page: "live" });
+  const until = performance.now() + CHAT_WAIT_MS;
+  store.chatTimer = setInterval(() => {
+    if (!isTyping(deepFocus()) && !focusBox() && performance.now() < until) return;
+    clearInterval(store.chatTimer);
+    store.chatTimer = 0;
+  }, CHAT_LOOK_MS);
+}
+
+function focusBox() {
   const box = document.querySelector('[data-testid="stChatInputTextArea"], [data-testid="stChatInput"] textarea');
-  if (box) box.focus(); else send("focus_chat");
+  if (box) box.focus();
+  return !!box;
 }
 
 const KEYS = [["space", "space"], [".", "step"], ["← ↑ → ↓", "arrows"], ["Enter", "enter"], ["/", "chat"], ["?", "help"], ["Esc", "escape"]];
 
-// The list of keys, shown over the page.
+// The list of keys that do something here, shown over the page.
 export class KeyHelp {
-  constructor({ words }) {
-    const rows = KEYS.flatMap(([key, name]) => [h("dt", "", h("kbd", "", key === "space" ? words("keys.space.name") : key)),
-      h("dd", "", words(`keys.${name}`))]);
-    this.node = attrs(h("div", "keys", h("strong", "", words("keys.label")), h("dl", "facts", ...rows),
+  constructor({ words, store, data }) {
+    this.works = (name) => {
+      if (name === "chat") return !store.playback;
+      return !["arrows", "enter"].includes(name) || (data().view ?? "live") === "live"; // there is the grid
+    };
+    this.rows = KEYS.map(([key, name]) => ({ name, nodes: [
+      h("dt", "", h("kbd", "", key === "space" ? words("keys.space.name") : key)), h("dd", "", words(`keys.${name}`))] }));
+    this.node = attrs(h("div", "keys", h("strong", "", words("keys.label")), h("dl", "facts", ...this.rows.flatMap((r) => r.nodes)),
       button("small", words("keys.close"), () => this.toggle(false))), { role: "dialog", "aria-label": words("keys.label") });
     show(this.node, false);
   }
 
   toggle(on = this.node.hidden) {
+    for (const { name, nodes } of this.rows) for (const node of nodes) show(node, this.works(name));
     show(this.node, on);
     if (on) this.node.querySelector("button").focus();
   }

@@ -6,7 +6,15 @@ import { TierBar } from "./tiers.js";
 
 const NAMES = ["G1", "G2", "G3", "G3.5", "G4"];
 const OFF = { enabled: false, in_bytes_per_s: 0, out_bytes_per_s: 0, hits: 0, misses: 0, num_entries: 0, note: "" };
+const POLICIES = ["placement", "write", "admission", "codec"];
 const LEAST_FULL_BYTES_PER_S = 1e6; // a trickle should not fill the whole width
+
+// A tier's policies in a word or two each; one of a user's own goes by its name.
+export function policyLine(tier, words) {
+  const policies = tier.policies ?? {};
+  const word = (what, value) => (words.has(`ladder.${what}.${value}`) ? words(`ladder.${what}.${value}`) : value);
+  return POLICIES.filter((what) => policies[what]).map((what) => word(what, policies[what])).join(", ");
+}
 
 export class Ladder {
   constructor(context) {
@@ -41,14 +49,16 @@ export class Ladder {
     bar.canAdd = !first && !store.playback;
     const down = this.flow("down"), up = this.flow("up");
     const medium = h("span", "ladder-medium"), facts = h("span", "ladder-facts");
+    const policy = attrs(h("span", "ladder-policy"), { title: words("ladder.policy.title") });
     const between = h("div", "ladder-flows", down.node, up.node);
-    const node = h("div", "rung", first ? null : between, bar.node, h("div", "ladder-line", medium, facts));
+    const node = h("div", "rung", first ? null : between, bar.node, h("div", "ladder-line", medium, policy, facts));
     node.kvwShow = (tier, most) => {
       bar.update(tier);
       setClass(node, "off", !tier.enabled);
       down.show(tier.in_bytes_per_s, most);
       up.show(tier.out_bytes_per_s, most);
       setText(medium, tier.medium);
+      setText(policy, policyLine(tier, words));
       const asked = tier.hits + tier.misses;
       const values = { hits: tier.hits, asked, percent: asked ? Math.round((100 * tier.hits) / asked) : 0, entries: tier.num_entries };
       const key = !tier.enabled ? "" : !asked ? "ladder.unasked" : first ? "ladder.tokens" : "ladder.blocks";

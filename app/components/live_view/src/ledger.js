@@ -1,6 +1,6 @@
 // Where the memory goes, against the process's own figure; what a setting costs in quality.
 
-import { h, keyed, setText, show } from "./dom.js";
+import { h, keyed, setAttr, setClass, setText, show } from "./dom.js";
 import { bytes, count, percent, significant } from "./format.js";
 import { basis, MAIN_NUMBERS, notAvailable } from "./numbers.js";
 import { valueAndUnit } from "./format.js";
@@ -9,22 +9,46 @@ export class Ledger {
   constructor({ words, tips }) {
     this.words = words;
     this.list = h("dl", "facts ledger-list");
-    this.node = h("details", "ledger", h("summary", "panel-title", tips.term(h("span", "", words("ledger.label")), "ledger")), this.list);
+    this.difference = h("p", "hint ledger-difference");
+    this.node = h("details", "ledger",
+      h("summary", "panel-title", tips.term(h("span", "", words("ledger.label")), "ledger")), this.list, this.difference);
   }
 
   update(snap) {
-    const total = snap.ledger.reduce((sum, line) => sum + line.num_bytes, 0);
-    const rows = [...snap.ledger.map((l) => ({ name: this.name(l), text: bytes(l.num_bytes), detail: l.detail }))];
-    rows.push({ name: this.words("ledger.total"), text: bytes(total) });
-    rows.push({ name: this.words("ledger.rss"), text: bytes(snap.rss_bytes) });
+    const { rows, difference, over } = ledgerRows(snap, this.words);
     facts(this.list, rows);
+    setText(this.difference, difference);
+    setClass(this.difference, "warn", over);
   }
+}
 
-  name(line) {
-    const [head, ...rest] = line.name.split(":");
-    const key = `ledger.${head}`;
-    return (this.words.has(key) ? this.words(key) : head) + (rest.length ? ` ${rest.join(":")}` : "");
+// Lines of one name as one row, what they add up to beside the RSS, and the difference in words.
+export function ledgerRows(snap, words) {
+  const sums = { process: 0, device: 0, reserved: 0 }, rows = new Map(), details = [];
+  for (const line of snap.ledger) {
+    sums[line.place] += line.num_bytes;
+    const name = lineName(line, words);
+    if (line.place === "reserved") { details.push(`${name} ${bytes(line.num_bytes)}`); continue; }
+    const row = rows.get(name) ?? { name, num_bytes: 0, detail: [] };
+    row.num_bytes += line.num_bytes;
+    if (line.detail) row.detail.push(line.detail);
+    rows.set(name, row);
   }
+  const told = [...rows.values()].map((r) => ({ name: r.name, text: bytes(r.num_bytes), detail: r.detail.join("; ") }));
+  const device = snap.ledger.some((line) => line.place === "device");
+  if (device) told.push({ name: words("ledger.device"), text: bytes(sums.device) });
+  told.push({ name: words("ledger.total"), text: bytes(sums.process), sum: true }, { name: words("ledger.rss"), text: bytes(snap.rss_bytes) });
+  const left = snap.rss_bytes - sums.process, over = left < 0;
+  told.push({ name: words(over ? "ledger.over" : "ledger.unclaimed"), text: bytes(Math.abs(left)) });
+  told.push({ name: words("ledger.reserved"), text: bytes(sums.reserved), detail: details.join(", ") });
+  return { rows: told, difference: words(over ? "ledger.over.why" : device ? "ledger.unclaimed.device" : "ledger.unclaimed.why"), over };
+}
+
+function lineName(line, words) {
+  const [head, ...rest] = line.name.replace(/^reserved:/, "").split(":");
+  const key = `ledger.${head}`;
+  const name = (words.has(key) ? words(key) : head) + (rest.length ? ` ${rest.join(":")}` : "");
+  return line.place === "device" ? words("ledger.on_device", { name }) : name;
 }
 
 export class AllNumbers {
@@ -69,8 +93,10 @@ export class Shadow {
     const first = shadow.first_differing_token;
     facts(this.list, [
       { name: words("shadow.request"), text: `${shadow.request_id} · ${words(`shadow.${shadow.state}`)}` },
-      { name: words("shadow.kl"), text: `${shadow.kl_mean.toPrecision(2)} (${shadow.kl_last.toPrecision(2)})`,
-        detail: words("shadow.kl.detail", { tokens: count(shadow.num_scored_tokens) }) },
+      { name: words("shadow.scored"), detail: words("shadow.scored.detail"),
+        text: words(shadow.num_scored_tokens ? "shadow.scored.some" : "shadow.scored.none",
+          { scored: count(shadow.num_scored_tokens), all: count(shadow.num_positions) }) },
+      { name: words("shadow.kl"), text: `${shadow.kl_mean.toPrecision(2)} (${shadow.kl_last.toPrecision(2)})` },
       { name: words("shadow.agreement"), text: percent(shadow.agreement) },
       { name: words("shadow.first"), text: first < 0 ? words("shadow.same")
         : words("shadow.differs", { token: significant(first), text: shadow.differing_text }) },
@@ -82,6 +108,7 @@ export class Shadow {
 function facts(list, rows) {
   keyed(list, rows, (r) => r.name, (r) => h("div", "fact", h("dt", "", r.name), h("dd", "")), (node, r) => {
     setText(node.lastChild, r.text);
-    node.title = r.detail ?? "";
+    setAttr(node.lastChild, "title", r.detail || null);
+    setClass(node, "sum", r.sum);
   });
 }

@@ -5,6 +5,7 @@ import { valueAndUnit } from "./format.js";
 import { Spark } from "./spark.js";
 
 export const MAIN_NUMBERS = ["hit_rate", "ttft_p50", "itl_p50", "tokens_per_s", "num_preemptions", "recompute_tax"];
+const SECOND = { hit_rate: "hit_rate_resumed" }; // told under the first once there was a preemption
 
 // "p50, 30 s, n 41", leaving out what means nothing.
 export function basis(number, words) {
@@ -57,16 +58,26 @@ class NumberView {
       setText(this.unit, shown.unit);
     }
     const change = number ? store.series.change(this.name, store.shown.snap.time_s) : null;
-    setText(this.basis, missing ? "" : [basis({ ...number, samples: 0 }, words), words(`provenance.${number.provenance}`)]
-      .filter(Boolean).join(", "));
-    setClass(this.basis, "warn", !missing && number.provenance !== "measured");
-    setText(this.samples, change ? words("number.samples.change", { n1: change.samplesBefore, n2: change.samplesAfter })
-      : missing ? "" : basis({ samples: number.samples }, words));
+    this.updateBasis(number, missing, change, snap);
     this.updateChange(number, change);
     const end = store.latest.snap.time_s;
     const marks = allMarks(store).filter((m) => m.time_s > end - 60);
     this.spark.draw(store.series.window(this.name, end), marks, end,
       store.live ? null : snap.time_s, theme);
+  }
+
+  // What the figure is over, its provenance and samples in two lines; the second figure takes one.
+  updateBasis(number, missing, change, snap) {
+    const { words } = this, second = secondNumber(this.name, snap);
+    const source = missing ? [] : [basis({ ...number, samples: 0 }, words), words(`provenance.${number.provenance}`)];
+    const samples = change ? words("number.samples.change", { n1: change.samplesBefore, n2: change.samplesAfter })
+      : missing ? "" : basis({ samples: number.samples }, words);
+    const first = second ? (change ? [samples] : [...source, samples]) : source;
+    setText(this.basis, first.filter(Boolean).join(", "));
+    setClass(this.basis, "warn", !missing && number.provenance !== "measured");
+    setText(this.samples, second ? secondText(second, words) : samples);
+    setAttr(this.samples, "title", second ? `${words(`number.${SECOND[this.name]}`)}: ${secondTitle(second, words)}` : null);
+    setClass(this.samples, "second", !!second);
   }
 
   // before -> after of the last applied change, "undecided" while the ranges overlap.
@@ -81,6 +92,23 @@ class NumberView {
     setAttr(this.chip, "title", this.words("number.change.title", { ...values, label: change.mark.label }));
     setClass(this.chip, "undecided", change.undecided);
   }
+}
+
+// The figure told under another: a hit rate for requests that came back; null before a preemption.
+export function secondNumber(name, snap) {
+  const found = snap.numbers[SECOND[name]];
+  return found && (snap.numbers.num_preemptions?.value ?? 0) > 0 ? found : null;
+}
+
+function secondText(number, words) {
+  const { value, unit } = valueAndUnit(number);
+  return words("number.resumed", { value: number.value === null ? words("value.na") : `${value}\u00a0${unit}` });
+}
+
+function secondTitle(number, words) {
+  if (number.value === null) return notAvailable(number, words);
+  const { value, unit } = valueAndUnit(number);
+  return [`${value}\u00a0${unit}`, basis(number, words), words(`provenance.${number.provenance}`)].filter(Boolean).join(", ");
 }
 
 // Marks that Python names, and those seen in the frames that it has not named yet.

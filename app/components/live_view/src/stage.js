@@ -12,7 +12,7 @@ import { saveReplay } from "./replay.js";
 import { Scrubber } from "./scrubber.js";
 import { Sentence } from "./sentence.js";
 import { StepStrip } from "./steps.js";
-import { TierBar } from "./tiers.js";
+import { contiguousWaste, TierBar } from "./tiers.js";
 
 const TIERS = ["G1", "G2", "G3", "G3.5", "G4"];
 const ALWAYS = 3; // G3.5 and G4 have a row only while they are on
@@ -82,7 +82,8 @@ export class Stage {
     setClass(this.node, "is-dead", !!store.link.dead);
     this.numbers.update(store, theme());
     this.extraRows.forEach((row, i) => show(row, frame.tiers.has(TIERS[ALWAYS + i])));
-    this.bars.forEach((bar) => bar.update(frame.snap.tiers.find((t) => t.name === bar.title.textContent)));
+    const { snap } = frame, waste = contiguousWaste(snap);
+    this.bars.forEach((bar, i) => bar.update(snap.tiers.find((t) => t.name === TIERS[i]), i ? null : waste));
     const { scene } = this.grids[0], several = this.severalPages();
     for (const { over, name } of this.grids) {
       const key = several && name === "G1" ? "grid.squares" : "grid.label";

@@ -2,6 +2,7 @@
 
 import { attrs, button, h, icon, keyed, paced, setAttr, setClass, setText, show } from "./dom.js";
 import { bytes } from "./format.js";
+import { GpuItem } from "./hardware.js";
 import { KeyHelp, listenKeys } from "./keyboard.js";
 
 const SPEEDS = [1, 0.5, 0.25, 0.1];
@@ -41,6 +42,7 @@ export class Strip {
     this.state = attrs(h("span", "engine-state", this.light, h("span", "")), { role: "status" });
     this.mode = h("span", "mode");
     this.tiers = h("span", "tier-sum");
+    this.hardware = new GpuItem(this.context);
     this.acts = {};
     const act = (name, sign) => {
       const node = button("icon", "", () => send(name));
@@ -66,7 +68,7 @@ export class Strip {
     const edit = h("div", "edit", act("undo", SIGNS.undo), act("redo", SIGNS.redo), this.copy, this.lang, this.presentButton, this.keys);
     this.tabs = attrs(h("div", "tabs"), { role: "tablist", "aria-label": words("tabs.label") });
     for (const tab of TABS) this.tabs.append(this.tab(tab));
-    this.node = attrs(h("section", "strip", h("div", "strip-main", box, this.state, this.mode, this.tiers,
+    this.node = attrs(h("section", "strip", h("div", "strip-main", box, this.state, this.mode, this.hardware.node, this.tiers,
       h("span", "grow"), transport, edit, this.viewers, this.take), this.tabs, this.help.node),
       { "aria-label": words("strip.label") });
     tips.term(this.mode, "stands_in");
@@ -100,8 +102,10 @@ export class Strip {
     }
     this.updateDriver();
     setClass(this.light, "idle", !snap);
+    show(this.hardware.node, snap);
     if (!snap) return setText(this.state.lastChild, words(`face.link.${store.link.status}`));
     this.updateState(snap);
+    this.hardware.update(snap);
     const stands = snap.stands_in ? words("strip.stands_in", { device: snap.device.toUpperCase() }) : snap.device;
     setText(this.mode, [stands, snap.model_name, snap.weight_format].filter(Boolean).join(" · "));
     setAttr(this.mode, "title", words("strip.weights", { size: bytes(snap.weight_bytes), backend: snap.backend }));

@@ -19,8 +19,13 @@ export class Tips {
     if (!this.words.has(`term.${name}`)) return node;
     node.classList.add("term");
     attrs(node, { tabindex: node.tabIndex < 0 ? "0" : null, "aria-describedby": "kv-tip" });
-    const open = () => this.open(node, this.words(`term.${name}`), this.words.has(`term.${name}.link`)
-      ? this.words(`term.${name}.link`) : "");
+    const link = `term.${name}.link`;
+    return this.tell(node, () => this.words(`term.${name}`), this.words.has(link) ? this.words(link) : "");
+  }
+
+  // Makes `node` tell what `text()` returns, at a hover or with focus.
+  tell(node, text, link = "") {
+    const open = () => this.open(node, text(), link);
     node.addEventListener("pointerenter", open);
     node.addEventListener("focus", open);
     node.addEventListener("pointerleave", () => { this.timer = setTimeout(() => this.hide(), 150); });

@@ -2,7 +2,7 @@
 
 import { faultName } from "./describe.js";
 import { attrs, button, h, setAttr, setClass, setSpan, setText, show } from "./dom.js";
-import { bytes, bytesIn, rate } from "./format.js";
+import { bytes, bytesIn, rate, valueAndUnit } from "./format.js";
 
 // Used, cached and free of a tier: each in the unit of its size, in bytes as people read them, in %.
 export function occupancy(view) {
@@ -16,6 +16,12 @@ export function occupancy(view) {
   return told;
 }
 
+// Waste inside and between reservations while each request reserves its longest; else null.
+export function contiguousWaste(snap) {
+  if (snap?.settings?.["cache.allocation"] !== "contiguous") return null;
+  return { inside: snap.numbers.internal_waste, between: snap.numbers.external_waste };
+}
+
 export class TierBar {
   // `compact`: a shorter line of figures, for the tiers below the first.
   constructor(name, { words, tips, send, isDriver, store }, compact) {
@@ -26,14 +32,20 @@ export class TierBar {
     this.bar = attrs(h("span", "bar", ...this.parts), { role: "img" });
     this.figures = h("span", "tier-figures");
     this.flow = h("span", "tier-flow");
+    this.waste = tips.term(h("span", "tier-flow tier-waste"), "waste");
+    show(this.waste, false);
     this.tag = h("span", "tag");
     this.add = attrs(button("small quiet tier-add", words("tier.add"), () => send("add_tier", { tier: name })),
       { "aria-label": words("tier.add.label", { tier: name }) });
     show(this.add, false);
-    this.node = h("div", "tier", this.title, this.bar, this.figures, this.add, this.flow, this.tag);
+    this.node = h("div", "tier", this.title, this.bar, this.figures, this.add, this.flow, this.waste, this.tag);
   }
 
-  update(view) {
+  // `waste` takes the place of the traffic: contiguous blocks go to no other tier.
+  update(view, waste = null) {
+    show(this.flow, !waste);
+    show(this.waste, waste);
+    if (waste) setText(this.waste, this.words("tier.waste", { inside: shareText(waste.inside, this.words), between: shareText(waste.between, this.words) }));
     const { words } = this;
     const off = !view || !view.enabled;
     setClass(this.node, "off", off);
@@ -70,4 +82,10 @@ export class TierBar {
     setText(this.tag, "");
     setAttr(this.bar, "aria-label", this.words("tier.off"));
   }
+}
+
+function shareText(number, words) {
+  if (!number || number.value === null) return words("value.na");
+  const { value, unit } = valueAndUnit(number);
+  return `${Math.round(Number(value))}\u00a0${unit}`;
 }
