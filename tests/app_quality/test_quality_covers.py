@@ -30,7 +30,8 @@ EXACT = {
     "tiers.shared_mib", "tiers.shared_throttle_mb_s", "tiers.object_url", "tiers.object_mib",
     "tiers.object_throttle_mb_s", "tiers.object_split", "tiers.backpressure", "tiers.backlog_s",
     "tiers.write", "tiers.write_hits", "tiers.inclusive", "tiers.admission", "tiers.watermark",
-    "tiers.evict_ratio", "tiers.load", "tiers.prestage", "tiers.prefetch",
+    "tiers.evict_ratio", "tiers.load", "tiers.prestage", "tiers.prefetch", "tiers.prefetch_base_s",
+    "tiers.prefetch_per_ki_s", "tiers.prefetch_most_s",
     "tiers.retrieval_share",  # counts with `tiers.retrieval` alone
 }  # fmt: skip
 

@@ -20,7 +20,8 @@ def test_all_figures_at_tiny_sizes() -> None:
     both = [*measure_copies(told.append, quick=True), *measure_disk(told.append, QUICK)]
     figures = {figure.name: figure for figure in both}
     assert {
-        "host_memcpy_mb_s", "host_copy_share", "host_copy_share_verified", "disk_read_share",
+        "host_memcpy_mb_s", "host_copy_share", "host_copy_share_verified",
+        "host_copy_share_stored", "disk_read_share",
         "disk_write_share", "disk_write_ios_per_page", "disk_ring_gain_block_first",
         "disk_ring_gain_layer_first", "disk_read_block_first_mb_s",
         "disk_read_layer_first_one_call_mb_s", "disk_read_layer_first_by_layer_mb_s",

@@ -4,12 +4,15 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from workbench.cli import build_app
+from workbench.lab.host_copy_bench import PAGE_BYTES, LoadPath
 from workbench.lab.overlap_bench import Times, overlap_figure
 from workbench.lab.trace_replay import measure_trace, without_trace
+from workbench.spatial.hierarchy.faults import inject
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,15 @@ def test_the_command_prints_them() -> None:
     figures = {each["name"]: each for each in json.loads(done.stdout)["figures"]}
     assert figures["trace_oracle_error"]["value"] is None
     assert "compute / transfer" in figures["overlap_efficiency_disk"]["note"]
+
+
+def test_the_measured_load_path_moves_and_verifies_real_pages() -> None:
+    rng = np.random.default_rng(0)
+    pages = [rng.integers(0, 256, PAGE_BYTES, dtype=np.uint8) for _ in range(3)]
+    path = LoadPath(pages)
+    path.load()
+    assert (path.arena.reshape(3, PAGE_BYTES) == np.stack(pages)).all()
+    inject(path._hierarchy, "corrupt_dram", rng)
+    with pytest.raises(RuntimeError, match="page . was not loaded"):
+        path.load()
+    path.close()

@@ -9,10 +9,10 @@ from tests.spatial.media import CANARY, page_of
 from workbench.spatial.hierarchy.aligned import ALIGN, address
 from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.host_memory import SLAB_BYTES, HostMemory
-from workbench.spatial.hierarchy.page_copy import BLOCK_BYTES, copy_hashed, copy_verified
+from workbench.spatial.hierarchy.page_copy import BLOCK_BYTES, copy_hashed
 
 
-@given(num_bytes=st.integers(1, 5000), data=st.data())
+@given(num_bytes=st.integers(1, 5000) | st.just(3 * BLOCK_BYTES + 7), data=st.data())
 def test_a_copy_has_the_checksums_of_its_slices(num_bytes: int, data: st.DataObject) -> None:
     num_slices = data.draw(st.integers(1, min(40, num_bytes)))
     page = page_of(num_bytes, num_bytes)
@@ -20,17 +20,6 @@ def test_a_copy_has_the_checksums_of_its_slices(num_bytes: int, data: st.DataObj
     assert copy_hashed(page, room[16:-16], num_slices) == slice_checksums(page, num_slices)
     assert (room[16:-16] == page).all()
     assert (room[:16] == CANARY).all() and (room[-16:] == CANARY).all()
-
-
-@pytest.mark.parametrize("num_bytes, num_slices", [(368_640, 30), (3 * BLOCK_BYTES + 7, 11)])
-def test_a_bad_slice_is_named(num_bytes: int, num_slices: int) -> None:
-    page, out = page_of(1, num_bytes), np.empty(num_bytes, np.uint8)
-    sums = slice_checksums(page, num_slices)
-    assert copy_verified(page, out, sums) == []
-    size = num_bytes // num_slices
-    page[3 * size] ^= 1
-    page[9 * size + size - 1] ^= 128
-    assert copy_verified(page, out, sums) == [3, 9]
 
 
 def test_what_cannot_be_copied() -> None:

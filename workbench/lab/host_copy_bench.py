@@ -1,16 +1,25 @@
-"""The host's share of `workbench bench tiers`: pages copied, and verified on the way, by memcpy."""
+"""The host's share of `workbench bench tiers`: pages copied, stored and loaded, over memcpy.
+
+copied    page by page
+stored    as HBM -> DRAM: copied, and each slice hashed while it is in cache
+loaded    as DRAM -> HBM: every page of a job verified when it is delivered, then written into
+          its place, once its request is admitted
+"""
 
 import ctypes
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from workbench.cache.geometry import build_geometry
+from workbench.cache.page_store import PageStore
 from workbench.clock import RealClock
+from workbench.config import TierSettings
 from workbench.lab.bench_runs import median, rotated
 from workbench.lab.figures import Figure
 from workbench.spatial.hierarchy.aligned import address, aligned_empty
-from workbench.spatial.hierarchy.entries import slice_checksums
-from workbench.spatial.hierarchy.page_copy import copy_verified
+from workbench.spatial.hierarchy.hierarchy import Hierarchy
+from workbench.spatial.hierarchy.page_copy import copy_hashed
 
 PAGE_BYTES, NUM_SLICES = 368_640, 30  # 16 tokens of the default model in bf16; a slice a layer
 ASKED, ASKED_VERIFIED = 0.8, 0.65
@@ -27,10 +36,9 @@ def measure_copies(progress: Callable[[str], None], *, quick: bool) -> list[Figu
     source = aligned_empty(num_pages * PAGE_BYTES)
     source[:] = np.random.default_rng(0).integers(0, 256, source.nbytes, dtype=np.uint8)
     pages = list(source.reshape(num_pages, PAGE_BYTES))
-    sums = [slice_checksums(page, NUM_SLICES) for page in pages]
     whole = aligned_empty(source.nbytes)
     outs = [aligned_empty(PAGE_BYTES) for _ in pages]
-    bad: list[int] = []
+    path = LoadPath(pages)
 
     def memcpy() -> None:
         ctypes.memmove(address(whole), address(source), source.nbytes)
@@ -39,14 +47,13 @@ def measure_copies(progress: Callable[[str], None], *, quick: bool) -> list[Figu
         for page, out in zip(pages, outs, strict=True):
             out[:] = page
 
-    def verify() -> None:
-        for page, out, checksums in zip(pages, outs, sums, strict=True):
-            bad.extend(copy_verified(page, out, checksums))
+    def store() -> None:
+        for page, out in zip(pages, outs, strict=True):
+            copy_hashed(page, out, NUM_SLICES)
 
-    runs = {"memcpy": memcpy, "copy": copy, "verified": verify}
+    runs = {"memcpy": memcpy, "copy": copy, "stored": store, "loaded": path.load}
     seconds = in_turns(runs, num_rounds)
-    if bad:
-        raise RuntimeError(f"{len(bad)} slices were copied wrongly")
+    path.close()
     progress(f"host copies: {num_rounds} rounds of {source.nbytes / 2**20:.0f} MiB")
     rates = {name: source.nbytes / median(each) / 1e6 for name, each in seconds.items()}
     shared = f"{num_pages} pages of {PAGE_BYTES:,} bytes, one thread, {num_rounds} rounds in turns"
@@ -56,13 +63,50 @@ def measure_copies(progress: Callable[[str], None], *, quick: bool) -> list[Figu
     ]  # fmt: skip
     for name, run, asked, what in (
         ("host_copy_share", "copy", ASKED, "page by page"),
-        ("host_copy_share_verified", "verified", ASKED_VERIFIED,
-         f"page by page, xxh3 of {NUM_SLICES} slices while they are in cache"),
+        ("host_copy_share_stored", "stored", ASKED_VERIFIED,
+         f"as a store into DRAM, xxh3 of {NUM_SLICES} slices while they are in cache"),
+        ("host_copy_share_verified", "loaded", ASKED_VERIFIED,
+         f"as a load from DRAM into HBM, xxh3 of {NUM_SLICES} slices, then a copy"),
     ):  # fmt: skip
         share = rates[run] / rates["memcpy"]
         note = f"{verdict(share, asked)}; {what}: {rates[run]:,.0f} MB/s"
         figures.append(Figure(name=name, value=share, note=note))
     return figures
+
+
+class LoadPath:
+    """Pages in a hierarchy's DRAM, and an arena that they are loaded into as the engine does it."""
+
+    def __init__(self, pages: list[np.ndarray]) -> None:
+        geometry = build_geometry("model", num_layers=NUM_SLICES, num_kv_heads=3, head_dim=64)
+        self._spec = geometry.groups[0].page_spec(16, 64, "bf16", "bf16")
+        self._store = PageStore(len(pages) * PAGE_BYTES, "cpu")
+        mib = len(pages) * PAGE_BYTES / 2**20 + 1
+        self._hierarchy = Hierarchy(
+            TierSettings(dram_mib=mib), PAGE_BYTES, RealClock(), lambda kind, data: None
+        )
+        self._keys = [number.to_bytes(32, "big") for number in range(len(pages))]
+        for key, page in zip(self._keys, pages, strict=True):
+            self._hierarchy.store(key, page, NUM_SLICES)
+
+    def load(self) -> None:
+        """One job of all pages, each into its place; RuntimeError if one does not come."""
+        job_id = self._hierarchy.submit_load(self._keys)
+        (result,) = self._hierarchy.poll()
+        for number, page in enumerate(result.pages):
+            if page is None:
+                raise RuntimeError(f"page {number} was not loaded")
+            self._store.write_row([(number * PAGE_BYTES, self._spec)], page)
+        self._hierarchy.complete_load(job_id)
+
+    @property
+    def arena(self) -> np.ndarray:
+        """uint8 [pages * bytes], as it was loaded."""
+        return self._store.arena.numpy()
+
+    def close(self) -> None:
+        """Let the tiers go."""
+        self._hierarchy.close()
 
 
 def in_turns(runs: Mapping[str, Callable[[], None]], num_rounds: int) -> dict[str, list[float]]:

@@ -29,7 +29,19 @@ Progress = Callable[[str], None]
 WAIT_S = 60.0
 LONGER = 1.3
 MOST_APART = 2.0  # compute over transfer, and transfer over compute
-SUFFIXES = (4, 8, 16, 32, 64, 128, 256)  # new tokens, the more the longer computing takes
+LOOKS = 3  # at each number of new tokens, before the measurement
+SUFFIXES = (
+    4,
+    8,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    256,
+)  # new tokens, the more the longer computing takes
 
 
 @dataclass(frozen=True)
@@ -180,12 +192,20 @@ class _Bench:
         return self.ttft_s(suffix)
 
     def balance(self) -> int:
-        """New tokens for which computing takes longer than the transfer, but not twice as long."""
+        """New tokens for which computing takes `LONGER` times the transfer, as near as may be."""
+        nearest, apart = SUFFIXES[0], math.inf
         for suffix in SUFFIXES:
-            serial_s, compute_s = self.fetched_s(suffix, "whole"), self.ttft_s(suffix)
-            if compute_s >= LONGER * (serial_s - compute_s):
-                return suffix
-        return SUFFIXES[-1]
+            runs = [
+                (self.fetched_s(suffix, "whole"), self.ttft_s(suffix))
+                for _ in range(min(LOOKS, self.plan.repeats))
+            ]
+            serial_s, compute_s = (median(each) for each in zip(*runs, strict=True))
+            ratio = Times(compute_s, serial_s, serial_s).ratio
+            if abs(math.log(ratio / LONGER)) < apart:
+                nearest, apart = suffix, abs(math.log(ratio / LONGER))
+            if ratio > MOST_APART * LONGER and ratio < math.inf:
+                break  # more tokens only take longer
+        return nearest
 
     def measure(self, suffix: int) -> Times:
         """Medians of all three, alternating."""

@@ -6,8 +6,6 @@
 Slice by slice it takes twice the time: a call for each 12 KiB is dearer than its bytes.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import xxhash
 
@@ -29,17 +27,6 @@ def copy_hashed(source: np.ndarray, out: np.ndarray, num_slices: int) -> tuple[i
         checksums += [digest(view[at : at + size]) for at in range(start, end, size)]
     out[size * num_slices :] = source[size * num_slices :]
     return tuple(checksums)
-
-
-def copy_verified(source: np.ndarray, out: np.ndarray, checksums: Sequence[int]) -> list[int]:
-    """Copy a page and compare its slices with their xxh3-64; returns the numbers of bad slices.
-
-    Where any is returned, `out` holds bytes that nobody may use.
-    """
-    found = copy_hashed(source, out, len(checksums))
-    if found == tuple(checksums):
-        return []
-    return [at for at, (a, b) in enumerate(zip(found, checksums, strict=True)) if a != b]
 
 
 def _sizes(source: np.ndarray, out: np.ndarray, num_slices: int) -> tuple[int, int]:
