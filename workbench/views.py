@@ -174,7 +174,7 @@ class BlockView(msgspec.Struct, frozen=True, kw_only=True):
 
 ApplyNote = Literal[
     "disk_smaller_than_dram", "dram_smaller_than_hbm", "swap_without_tier", "cache_off_is_a_lesson",
-    "contiguous_shares_nothing", "window_covers_prompts", "model_reloaded",
+    "contiguous_shares_nothing", "window_covers_prompts", "budget_below_window", "model_reloaded",
 ]  # fmt: skip
 
 

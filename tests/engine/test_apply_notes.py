@@ -18,6 +18,10 @@ SNAPKV = {"retention.policy": "snapkv", "retention.window_tokens": 32}
     (SNAPKV, ["window_covers_prompts"]),
     (SNAPKV | {"retention.window_tokens": 8}, []),
     ({"retention.policy": "h2o"}, []),
+    ({"retention.policy": "h2o", "retention.budget_tokens": 79}, ["budget_below_window"]),
+    ({"retention.policy": "h2o", "retention.window_tokens": 241}, ["budget_below_window"]),
+    ({"retention.policy": "h2o", "retention.budget_tokens": 80}, []),
+    ({"retention.budget_tokens": 16}, []),
     ({"cache.k_format": "int8"}, []),
 ])  # fmt: skip
 def test_what_surprises_is_told_once(changes: dict[str, Any], wanted: list[str]) -> None:

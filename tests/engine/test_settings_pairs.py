@@ -94,6 +94,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "retention.level": ("page", "token"),
     "retention.when": ("both", "prefill", "decode"),
     "retention.split": BUDGET_SPLITS,
+    "retention.ada_floor": (0.0, 0.2),
     "retention.positions": ("original", "compact"),
     "retention.gqa_reduce": GQA_REDUCTIONS,
     "retention.merge": MERGES,
@@ -146,7 +147,7 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 59
+NUM_ROWS = 63
 
 
 def accepts(row: Row) -> bool:

@@ -142,6 +142,7 @@ VALUES: dict[str, list[Any]] = {  # of settings whose choices are not named, or 
     "scheduling.chunk_tokens": [3, 64], "scheduling.watermark": [0.2],
     "retention.budget_tokens": [16, 64], "retention.sink_tokens": [0],
     "retention.window_tokens": [16], "model.num_threads": [1], "retention.merge_cosine": [0.9],
+    "retention.ada_floor": [0.0],
     "retention.sparse_pages": [1], "retention.sparse_share": [0.5],
     "retention.sparse_dense_layers": [0], "retention.sparse_outliers": [0, 3],
 }  # fmt: skip

@@ -10,7 +10,7 @@ the last axis, and `scores/name/ratio/w` fp32 [L, Hkv, context].
 SnapKVPress and TOVAPress never drop the newest token; ObservedAttentionPress, KnormPress and
 ExpectedAttentionPress may.
 Here they do not either: its score is raised, and `newest_dropped` says in how many heads that
-mattered.
+mattered. AdaKVPress drops nothing but masks: what it left is what it did not mask.
 """
 
 import json
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from kvpress import (
+    AdaKVPress,
     ExpectedAttentionPress,
     KnormPress,
     ObservedAttentionPress,
@@ -38,6 +39,9 @@ PRESSES = {
     "observed_attention": lambda ratio: ObservedAttentionPress(compression_ratio=ratio),
     "knorm": lambda ratio: KnormPress(compression_ratio=ratio),
     "expected_attention": lambda ratio: ExpectedAttentionPress(compression_ratio=ratio),
+    "adakv_snapkv": lambda ratio: AdaKVPress(
+        SnapKVPress(compression_ratio=ratio, window_size=64, kernel_size=5), alpha_safeguard=0.0
+    ),
 }
 NEEDS_EAGER = ("observed_attention",)
 KEEPS_NEWEST = ("observed_attention", "knorm", "expected_attention")
@@ -52,8 +56,9 @@ class Recorder:
         self.scores: list[Tensor] = []  # fp32 [Hkv, T]
         self.kept: list[Tensor] = []  # bool [Hkv, T]
         self._press = press
-        self._score, self._compress = press.score, press.compress
-        press.score, press.compress = self.score, self.compress
+        scorer = getattr(press, "press", press)  # AdaKV stands around another
+        self._score, self._compress = scorer.score, press.compress
+        scorer.score, press.compress = self.score, self.compress
 
     def score(self, *args: Any, **kwargs: Any) -> Tensor:
         """The press's own scores; the newest token's may be raised above all others."""
@@ -77,6 +82,12 @@ class Recorder:
     ) -> tuple[Tensor, Tensor]:
         """The press's own choice, read back from the keys it left."""
         left, left_values = self._compress(module, hidden, keys, values, attentions, kwargs)
+        if left is keys:  # AdaKV only masks what it drops
+            kept = torch.ones(keys.shape[1:3], dtype=torch.bool)
+            _, heads, places = module.masked_key_indices
+            kept[heads, places] = False
+            self.kept.append(kept)
+            return left, left_values
         chosen = self.scores[-1].topk(left.shape[2], dim=-1).indices  # [Hkv, kept]
         expected = keys[0].gather(1, chosen[..., None].expand(-1, -1, keys.shape[-1]))
         assert torch.equal(expected, left[0]), "the press did not keep its best scores"
@@ -116,7 +127,7 @@ def main() -> None:
                     result["kl"].append(kl)
                     result["same"].append(same)
                     result["newest_dropped"] += recorder.newest_dropped
-                    result["kept"] = int(recorder.kept[0][0].sum())
+                    result["kept"] = int(recorder.kept[0].sum()) // len(recorder.kept[0])
                     key = f"{name}/{ratio}/{number}"
                     arrays[f"kept/{key}"] = as_bits(torch.stack(recorder.kept).numpy())
                     arrays[f"scores/{key}"] = torch.stack(recorder.scores).numpy()

@@ -11,9 +11,11 @@ from torch.nn.functional import avg_pool1d
 from workbench.quality.engines import full_changes, lab_engine, run_window, schedule
 from workbench.quality.hooks import AttendHook, hooked
 from workbench.quality.peers_presses import (
+    HEADS_COMPETE,
     PRESSES,
     TIE,
     KeptRun,
+    chosen_from,
     compare_kept,
     compressed_only,
     press_changes,
@@ -111,7 +113,7 @@ def press_scores(
     scores = torch.zeros(layers, heads, count, dtype=torch.float64)
     if press == "streaming_llm":
         scores[..., :4] = scores[..., -(num_kept - 4) :] = 1
-    elif press == "snapkv":
+    elif "snapkv" in press:
         seen = attention[..., -64:, :-64].mean(-2)  # [L, Hkv, G, T - 64]
         seen = reduced(seen, 2, reduce)
         scores[..., :-64] = avg_pool1d(seen, 5, stride=1, padding=2)
@@ -133,7 +135,7 @@ def press_scores(
 @pytest.mark.parametrize("press", PRESSES)
 def test_what_stays_is_what_the_press_scores_best(model, window, held, context, press, num_kept):
     run = run_kept(model, press_changes(model, press, num_kept), window, PLAN, held)
-    check(run, press_scores(model, press, *context, num_kept), num_kept)
+    check(run, press_scores(model, press, *context, num_kept), num_kept, press)
     assert len(run.scores) == window.num_scored and (run.scores.kl > 0).any()
 
 
@@ -142,14 +144,17 @@ def test_what_stays_is_what_the_press_scores_best(model, window, held, context, 
 def test_query_heads_are_reduced_as_the_setting_says(model, window, held, context, press, reduce):
     changes = press_changes(model, press, 80) | {"retention.gqa_reduce": reduce}
     run = run_kept(model, changes, window, PLAN, held)
-    check(run, press_scores(model, press, *context, 80, reduce), 80)
+    check(run, press_scores(model, press, *context, 80, reduce), 80, press)
 
 
-def check(run: KeptRun, scores: Tensor, num_kept: int) -> None:
-    best = torch.zeros(scores.shape, dtype=torch.bool)
-    best.scatter_(-1, scores.topk(num_kept, dim=-1).indices, True)
-    assert (run.kept.sum(-1) == num_kept).all()
-    found = compare_kept(run.kept, best.numpy(), scores.numpy())
+def check(run: KeptRun, scores: Tensor, num_kept: int, press: str) -> None:
+    ours, values = (torch.from_numpy(chosen_from(press, np.asarray(side))) for side in
+                    (run.kept, scores))  # fmt: skip
+    num_chosen = num_kept * (scores.shape[1] if press in HEADS_COMPETE else 1)
+    best = torch.zeros(values.shape, dtype=torch.bool)
+    best.scatter_(-1, values.topk(num_chosen, dim=-1).indices, True)
+    assert (ours.sum(-1) == num_chosen).all()
+    found = compare_kept(ours.numpy(), best.numpy(), values.numpy())
     assert found.num_counted == 0, found
 
 

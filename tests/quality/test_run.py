@@ -124,7 +124,11 @@ def test_a_report_survives_json(model):
         ({"model.weight_format": "fp32"}, "model.weight_format changes the weights"),
         ({"scheduling.chunk_tokens": 1}, "scheduling.chunk_tokens is the quality lab's own"),
         (
-            {"retention.policy": "snapkv", "retention.window_tokens": 256},
+            {
+                "retention.policy": "snapkv",
+                "retention.window_tokens": 256,
+                "retention.budget_tokens": 272,
+            },
             "retention.window_tokens = 256 covers the whole context of 256 tokens: choose a",
         ),
     ],

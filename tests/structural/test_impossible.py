@@ -43,6 +43,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"retention.split": "ada", "cache.grouping": "layer"},
      "retention.split = ada gives heads budgets of their own, but cache.grouping = layer keeps"
      " them together: choose head"),
+    ({"retention.policy": "snapkv", "retention.window_tokens": 4096},
+     "retention.window_tokens = 4096 and retention.sink_tokens = 16 always stay and are more than "
+     "retention.budget_tokens = 256, so snapkv would have nothing to choose: choose a shorter "
+     "window or a larger budget"),
     # tokens one by one, in pages that are written whole
     ({"cache.k_format": "kivi4", "retention.level": "token"},
      "format kivi4 writes a page only when it is full, so retention.level cannot be token: "

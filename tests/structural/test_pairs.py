@@ -8,6 +8,7 @@ import pytest
 from tests.engine.harness import Runner, model, spec, tokens
 from tests.engine.pairwise import Row, pairwise
 from workbench.config import EngineConfig, replace_settings
+from workbench.engine.builtin import builtin_registry
 from workbench.engine.cache_stack import make_geometry, plan_slabs
 from workbench.engine.engine import Engine
 from workbench.engine.group_specs import group_specs
@@ -23,12 +24,18 @@ TIERS: dict[str, dict[str, Any]] = {
     "none": {}, "DRAM": {"tiers.dram_mib": 0.05},
     "DRAM+disk": {"tiers.dram_mib": 0.02, "tiers.disk_mib": 0.5},
 }  # fmt: skip
+LIVE: dict[str, dict[str, Any]] = {  # what changes while requests run
+    "none": {}, "narrow": {"retention.budget_tokens": 16, "retention.window_tokens": 2},
+    "wide": {"retention.window_tokens": 17},
+}  # fmt: skip
 VALUES: dict[str, tuple[Any, ...]] = {
     "cache.k_format": KV_FORMATS,
     "cache.v_format": KV_FORMATS,
     "retention.policy": RETENTION_POLICIES,
     "cache.grouping": GROUPINGS,
     "retention.level": ("page", "token"),
+    "retention.when": ("both", "prefill", "decode"),
+    "live": tuple(LIVE),
     "retention.split": BUDGET_SPLITS,
     "retention.sparse": SPARSE_READS,
     "retention.sparse_outliers": (0, 1),
@@ -52,7 +59,7 @@ NUM_SHARED = 24
 
 
 def config_of(row: Row) -> EngineConfig:
-    changes = {name: value for name, value in row.items() if name != "tiers"}
+    changes = {name: value for name, value in row.items() if name not in ("tiers", "live")}
     return replace_settings(EngineConfig(), BASE | changes | TIERS[row["tiers"]])
 
 
@@ -96,8 +103,11 @@ def tight(config: EngineConfig) -> EngineConfig:
 
     It may be below what a user can choose: the smallest formats would fit everything in that.
     """
-    longest = max(map(len, prompts())) + NUM_NEW
-    pages = -(-slots_needed(config, longest, longest) // config.cache.block_size)
+    prompt = max(map(len, prompts()))
+    longest = prompt + NUM_NEW
+    policy = builtin_registry().create("retention", config.retention.policy)
+    slots = slots_needed(config, policy, num_tokens=longest, prompt=prompt, longest=longest)
+    pages = -(-slots // config.cache.block_size)
     for number in range(1, 400):
         config = replace_settings(config, {})
         object.__setattr__(config.cache, "hbm_budget_mib", number * 1024 / 2**20)
@@ -118,6 +128,8 @@ def run(row: Row) -> Engine:
     for prompt in prompts():
         ids.append(runner.engine.add_request(spec(prompt, NUM_NEW)))
         runner.step(2)
+        if len(ids) == 2:  # the first has evicted, or will
+            runner.engine.apply(LIVE[row["live"]])
     runner.drain(600)
     assert not any(runner.errors.values()), runner.errors
     for request_id in ids:

@@ -15,13 +15,17 @@ class PrefixLookup:
         self.keys = keys
         self.block_size = block_size
         self.min_new_tokens = 1  # what a hit leaves to compute: logits, and what retention observes
+        self.prompt_tail = 0  # last tokens of a prompt that no hit has, whatever followed them
         self.partial_hits = False
         self.lifetimes = lifetimes
         self.explicit = False  # only what was marked, and lives, may be hit
 
     def most_hit_tokens(self, request: Request) -> int:
         """Tokens a hit may have at most (I12, decision 13; what is kept, if that is asked for)."""
-        most = max(0, request.num_tokens - self.min_new_tokens)
+        most = request.num_tokens - self.min_new_tokens
+        if self.prompt_tail:
+            most = min(most, request.num_prompt_tokens - self.prompt_tail)
+        most = max(0, most)
         return min(most, self._kept_tokens(request, most)) if self.explicit else most
 
     def _kept_tokens(self, request: Request, most: int) -> int:

@@ -9,6 +9,18 @@ from workbench.config import RetentionSettings
 
 
 @dataclass(frozen=True)
+class PromptWindow:
+    """What the last queries of a request's prompt read, kept for as long as the request lives.
+
+    `first`: position of the first of those queries. `attention`: float [p], what each of the
+    prompt's p tokens got per query of the window that could see it.
+    """
+
+    first: int
+    attention: np.ndarray
+
+
+@dataclass(frozen=True)
 class StoredTokens:
     """The tokens one group of a request stores, in logical order; n of them.
 
@@ -16,7 +28,8 @@ class StoredTokens:
     (0 where nothing was observed): `mass` summed over all queries so far, `rate` the same per query
     that could see the token, `recent` per query of the step just done.
     num_tokens: logical length of the request. `key_norm`: length of each key. `expected`: what
-    queries to come are expected to give each token, times the length of its value.
+    queries to come are expected to give each token, times the length of its value. `window`: what
+    the prompt's last queries read (see `tail_queries`); None if that was not observed.
     """
 
     positions: np.ndarray
@@ -27,6 +40,7 @@ class StoredTokens:
     block_size: int
     key_norm: np.ndarray | None = None
     expected: np.ndarray | None = None
+    window: PromptWindow | None = None
 
 
 class RetentionPolicy(Protocol):
@@ -46,7 +60,11 @@ class RetentionPolicy(Protocol):
     min_observed_tokens: int
 
     def tail_queries(self, settings: RetentionSettings) -> int:
-        """How many last tokens of a prompt form a step of their own, so that `recent` is theirs."""
+        """How many last tokens of a prompt it judges by; 0: it does not care where a prompt ends.
+
+        They are computed apart from the rest and observed as `window` (the newest step's of them as
+        `recent`), and the request loses nothing before they are.
+        """
 
     def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
         """float [n]: the smallest go first."""

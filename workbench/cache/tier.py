@@ -34,7 +34,9 @@ class Lookup(Enum):
 class LoadResult:
     """A finished load: `pages[i]` is a verified uint8 [page_bytes] array, or None (a counted miss).
 
-    Arrays are views of pinned tier memory, valid until `complete_load(job_id)`.
+    Arrays are views of pinned tier memory, valid until `complete_load(job_id)`. Of a load that was
+    submitted without `verify`, whoever copies a page compares it with `checksums[i]`, the xxh3-64
+    of its slices, unless that is empty.
     """
 
     job_id: int
@@ -42,6 +44,7 @@ class LoadResult:
     pages: tuple[np.ndarray | None, ...]
     tiers: tuple[str, ...]  # which tier served each key, e.g. "G2"
     seconds: float
+    checksums: tuple[tuple[int, ...], ...] = ()  # of each page; empty where all are verified
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,21 @@ class KVHierarchy(Protocol):
         num_slices: int = 1,
         compute_s: float = 0.0,
         ahead: bool = False,
+        verify: bool = True,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
         compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
-        the pages yet, they come as far as DRAM.
+        the pages yet, they come as far as DRAM. Without `verify` the caller verifies as it copies,
+        and tells `copied` or `spoiled`.
         """
+
+    def copied(self, job_id: int, key: TierKey, seconds: float) -> None:
+        """A page of a load was verified and copied, which took so long."""
+
+    def spoiled(self, job_id: int, key: TierKey) -> None:
+        """A page of a load is not what was stored: it is counted, and gone from DRAM."""
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

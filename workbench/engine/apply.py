@@ -149,7 +149,7 @@ def _check_rebuild(engine: "Engine", config: EngineConfig) -> None:
                 f"model.max_model_len = {longest} is shorter than request {request.request_id} "
                 f"({request.num_tokens} tokens): abort it or choose more"
             )
-        if _pages_needed(request, config) > limit:
+        if _pages_needed(engine, request, config) > limit:
             raise CapacityError(
                 f"cache.hbm_budget_mib = {config.cache.hbm_budget_mib:g} MiB is too small for "
                 f"request {request.request_id} ({request.num_tokens} tokens): abort it or choose "
@@ -168,7 +168,7 @@ def _check_recode(engine: "Engine", config: EngineConfig) -> None:
         )
     limit = specs.fitting_pages(config, pool.slab_bytes, pool.num_slabs)
     for request in engine.requests.values():
-        pages = _pages_needed(request, config)
+        pages = _pages_needed(engine, request, config)
         if pages > limit:
             raise CapacityError(
                 f"request {request.request_id} needs {pages} blocks and {limit} fit in "
@@ -182,18 +182,24 @@ def _check_hot(engine: "Engine", config: EngineConfig) -> None:
     before = stack.manager.capacity_pages
     limit = stack.specs.fitting_pages(config, stack.pool.slab_bytes, stack.pool.num_slabs)
     for request in engine.requests.values():
-        pages = _pages_needed(request, config)
-        if pages > limit and _pages_needed(request, engine.config) <= before:
+        pages = _pages_needed(engine, request, config)
+        if pages > limit and _pages_needed(engine, request, engine.config) <= before:
             raise CapacityError(
                 f"request {request.request_id} would need {pages} blocks and the whole pool has "
                 f"{limit}: abort it or raise cache.hbm_budget_mib"
             )
 
 
-def _pages_needed(request: Request, config: EngineConfig) -> int:
+def _pages_needed(engine: "Engine", request: Request, config: EngineConfig) -> int:
     """Pages of each group that a request needs to go on under a config."""
-    end = request.num_prompt_tokens + request.sampling.max_tokens
-    slots = slots_needed(config, request.num_tokens + 1, end)
+    prompt = request.num_prompt_tokens
+    slots = slots_needed(
+        config,
+        engine.registry.create("retention", config.retention.policy),
+        num_tokens=request.num_tokens + 1,
+        prompt=prompt,
+        longest=prompt + request.sampling.max_tokens,
+    )
     return -(-slots // config.cache.block_size)
 
 

@@ -43,7 +43,8 @@ def bind_settings(engine: "Engine") -> None:
     manager.lifetimes.min_tokens = cache.min_cacheable_tokens
     engine.stack.pool.lifetimes = manager.lifetimes
     manager.lookup.partial_hits = cache.partial_hits
-    manager.lookup.min_new_tokens = max(1, least, tail or 0)
+    manager.lookup.min_new_tokens = max(1, least)
+    manager.lookup.prompt_tail = tail or 0
     _index_rows(engine, cache.index)
     _order_rows(engine, cache.eviction)
 

@@ -83,7 +83,13 @@ class Intake:
             )
         manager = engine.stack.manager
         end = len(tokens) + spec.sampling.max_tokens
-        slots = slots_needed(engine.config, count + 1, end)
+        slots = slots_needed(
+            engine.config,
+            engine.retainer.policy,
+            num_tokens=count + 1,
+            prompt=len(tokens),
+            longest=end,
+        )
         if not manager.fits_ever(slots):
             raise RequestError(
                 f"the request needs {manager.num_pages_for(slots)} blocks and the whole pool has "

@@ -68,18 +68,18 @@ class Retainer:
     def tail_tokens(self) -> int | None:
         """Last tokens of a prompt that form a step of their own, so that they are observed alone.
 
-        None where a policy does not care where a prompt ends. A window longer than a chunk is
-        observed by the chunk's queries.
+        None where nobody cares where a prompt ends. Those that are more than a chunk take several
+        steps.
         """
-        config = self._engine.config
-        wanted = self.policy.tail_queries(config.retention)
-        if not wanted and config.retention.when == "both":
-            return None
-        return min(wanted, config.scheduling.chunk_tokens, config.scheduling.token_budget)
+        settings = self._engine.config.retention
+        wanted = self.policy.tail_queries(settings)
+        return None if not wanted and settings.when == "both" else wanted
 
-    def max_slots(self, num_tokens: int) -> int:
-        """Slots a paged request of this length needs at most at any moment."""
-        return _paged_slots(self._engine.config, num_tokens)
+    def max_slots(self, request: Request) -> int:
+        """Slots a paged request needs at most at any moment as long as it is now."""
+        return _paged_slots(
+            self._engine.config, self.policy, request.num_tokens, request.num_prompt_tokens
+        )
 
     def resume(self, request: Request) -> None:
         """A request has tables that leave tokens out: those are evicted, and nothing else."""
@@ -102,6 +102,7 @@ class Retainer:
         """Add a step's mass, float [R, num_groups, T] by slot, before the step is committed."""
         pool, manager = self._engine.stack.pool, self._engine.stack.manager
         size = manager.block_size
+        tail = self.policy.tail_queries(self._engine.config.retention)
         for row, request in enumerate(batch.requests):
             blocks = manager.requests[request.request_id]
             count = int(batch.q_lens[row])
@@ -111,6 +112,10 @@ class Retainer:
             positions = blocks.pos[:, : width * size]
             observer = self.observers[request.request_id]
             observer.observe(positions, stored, mass[row, :, : width * size], count)
+            end, first = request.num_prompt_tokens, request.num_computed_tokens
+            if end - tail <= first and first + count <= end:
+                queries = range(first, first + count)
+                observer.observe_window(positions, stored, mass[row, :, : width * size], queries)
             held = np.arange(width) < pages[:, None]
             rates = observer.page_rates(positions, stored, size)
             pool.mass[blocks.table[:, :width][held]] = rates[held]
@@ -126,7 +131,7 @@ class Retainer:
     def retain(self, request: Request) -> None:
         """Evict what the policy chooses from a running request."""
         settings = self._engine.config.retention
-        if settings.policy == "none" or not _is_due(request, settings):
+        if settings.policy == "none" or not _is_due(request, settings, self.policy):
             return
         manager, geometry = self._engine.stack.manager, self._engine.stack.geometry
         blocks = manager.requests[request.request_id]
@@ -202,32 +207,36 @@ def _ends_a_prompt(batch: ForwardBatch) -> bool:
     )
 
 
-def _is_due(request: Request, settings: RetentionSettings) -> bool:
+def _is_due(request: Request, settings: RetentionSettings, policy: RetentionPolicy) -> bool:
     """Whether a policy may act on the request after this step."""
-    if settings.when == "both":
-        return True
     prompt = request.num_prompt_tokens
+    if settings.when == "both":  # what judges by the end of the prompt has to wait for it
+        return request.num_computed_tokens >= prompt or not policy.tail_queries(settings)
     if settings.when == "prefill":  # once, when the prompt is complete
         return request.num_computed_tokens == prompt
     return request.num_computed_tokens > prompt
 
 
-def slots_needed(config: EngineConfig, num_tokens: int, longest: int) -> int:
-    """Slots a request needs at most at any moment to go on under a config.
+def slots_needed(
+    config: EngineConfig, policy: RetentionPolicy, *, num_tokens: int, prompt: int, longest: int
+) -> int:
+    """Slots a request needs at most at any moment to go on under a config and its policy.
 
-    `num_tokens`: its length now; `longest`: its length at the end, which a contiguous cache
-    reserves at once.
+    `num_tokens`: its length now, `prompt` of them the user's; `longest`: its length at the end,
+    which a contiguous cache reserves at once.
     """
     if config.cache.allocation == "contiguous":
         return min(longest, config.model.max_model_len)
-    return _paged_slots(config, num_tokens)
+    return _paged_slots(config, policy, num_tokens, prompt)
 
 
-def _paged_slots(config: EngineConfig, num_tokens: int) -> int:
+def _paged_slots(
+    config: EngineConfig, policy: RetentionPolicy, num_tokens: int, prompt: int
+) -> int:
     settings = config.retention
-    if settings.policy == "none":
+    if settings.policy == "none" or settings.when != "both":  # the whole prompt is stored first
         return num_tokens
-    budget = max(settings.budget_tokens, settings.sink_tokens + settings.window_tokens)
-    if settings.when != "both":  # the whole prompt is stored first
-        return num_tokens
+    budget = max(settings.budget_tokens, floor_tokens(settings))
+    if policy.tail_queries(settings):
+        budget = max(budget, prompt)  # here too
     return min(num_tokens, budget + config.scheduling.chunk_tokens + 2 * config.cache.block_size)

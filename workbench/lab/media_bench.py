@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.cache.page_copy import slice_checksums
 from workbench.clock import RealClock
 from workbench.errors import WorkbenchError
 from workbench.lab.bench_runs import median, refused
 from workbench.lab.disk_tier_bench import succeed
 from workbench.lab.figures import Figure
 from workbench.lab.host_copy_bench import NUM_SLICES, PAGE_BYTES
-from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.medium import Get, Medium, PageRecord, Put
 from workbench.spatial.hierarchy.object_store import ObjectStore
 from workbench.spatial.hierarchy.shared_store import SharedStoreClient

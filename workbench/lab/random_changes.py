@@ -95,6 +95,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
             "retention.level": ("page", "token"),
             "retention.when": ("both", "both", "prefill", "decode"),
             "retention.split": BUDGET_SPLITS,
+            "retention.ada_floor": (0.0, 0.2),
             "retention.merge": MERGES,
             "retention.gqa_reduce": GQA_REDUCTIONS,
             "retention.sparse": SPARSE_READS,

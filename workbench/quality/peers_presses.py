@@ -42,7 +42,13 @@ PRESSES: dict[str, Changes] = {
     "expected_attention": {
         "retention.policy": "expected-attention", "retention.sink_tokens": 4,
     },
+    # without a floor: the article mixes one in, the press keeps each head's best of it apart
+    "adakv_snapkv": {
+        "retention.policy": "snapkv", "retention.window_tokens": 64,
+        "retention.split": "ada", "retention.ada_floor": 0.0,
+    },
 }
+HEADS_COMPETE = ("adakv_snapkv",)  # one choice among all tokens of a layer's heads
 # fmt: on
 EXACT: Changes = {
     "cache.grouping": "head",
@@ -130,6 +136,11 @@ def compare_kept(ours: np.ndarray, theirs: np.ndarray, scores: np.ndarray) -> Di
     return Difference(heads, swapped, counted, worst)
 
 
+def chosen_from(press: str, values: np.ndarray) -> np.ndarray:
+    """Values [L, Hkv, T] of a press as [L, choices, tokens to choose from]."""
+    return values.reshape(len(values), 1, -1) if press in HEADS_COMPETE else values
+
+
 def compressed_only(windows: list[Window]) -> list[Window]:
     """The same windows without the row that the context itself predicts: its read was exact."""
     return [replace(window, score_from=window.context) for window in windows]
@@ -159,7 +170,8 @@ def measure_presses(
                 key = f"{press}/{ratio}/{number}"
                 ours = run_kept(model, changes, window, plan, full[number])
                 kept = np.unpackbits(arrays[f"kept/{key}"], axis=-1, count=window.context)
-                found.append(compare_kept(ours.kept, kept.astype(bool), arrays[f"scores/{key}"]))
+                sides = ours.kept, kept.astype(bool), arrays[f"scores/{key}"]
+                found.append(compare_kept(*(chosen_from(press, side) for side in sides)))
                 scores.append(ours.scores)
             kl = float(join(scores).kl.mean())
             counted += sum(item.num_counted for item in found)

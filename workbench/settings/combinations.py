@@ -20,6 +20,8 @@ def check_combinations(
     if "pyramid" in retention.split:
         told = f"retention.split = {retention.split} gives layers budgets"
         _check_grouping(cache, ("layer", "head"), told)
+    if retention.policy == "snapkv":
+        _check_window(retention)
     if retention.merge != "off":
         _check_merging(cache, retention)
     if retention.sparse != "off" and retention.positions == "compact":
@@ -55,6 +57,17 @@ def _check_grouping(cache: CacheSettings, needed: tuple[str, ...], told: str) ->
         raise SettingError(
             f"{told} of their own, but cache.grouping = {cache.grouping} keeps them together: "
             f"choose {' or '.join(needed)}"
+        )
+
+
+def _check_window(retention: RetentionSettings) -> None:
+    """Raise SettingError where what always stays leaves a window nothing to choose."""
+    if retention.sink_tokens + retention.window_tokens > retention.budget_tokens:
+        raise SettingError(
+            f"retention.window_tokens = {retention.window_tokens} and retention.sink_tokens = "
+            f"{retention.sink_tokens} always stay and are more than retention.budget_tokens = "
+            f"{retention.budget_tokens}, so snapkv would have nothing to choose: choose a shorter "
+            "window or a larger budget"
         )
 
 

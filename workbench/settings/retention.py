@@ -28,6 +28,9 @@ class RetentionSettings(Section, section="retention"):
     level: str = setting("page", change="hot", dim="X", choices=("page", "token"))
     when: str = setting("both", change="hot", dim="X", choices=("both", "prefill", "decode"))
     split: str = setting("uniform", change="hot", dim="X", choices=BUDGET_SPLITS)
+    ada_floor: float = setting(
+        0.2, change="hot", dim="X", low=0.0, high=1.0, unit="share of an equal budget"
+    )
     positions: str = setting("original", change="rebuild", dim="X", choices=POSITIONS)
     gqa_reduce: str = setting("mean", change="hot", dim="X", choices=GQA_REDUCTIONS)
     merge: str = setting("off", change="hot", dim="X", choices=MERGES)

@@ -59,7 +59,7 @@ def _view(engine: "Engine", request: Request, text: TextView | None) -> RequestV
         ids = blocks.blocks(0)
         pages, shared = len(ids), int((pool.ref_cnt[ids] > 1).sum())
     elif not request.status.is_finished:
-        needs = manager.num_pages_for(engine.retainer.max_slots(request.num_tokens))
+        needs = manager.num_pages_for(engine.retainer.max_slots(request))
         free = pool.num_free(manager.classes[0])
     observer = engine.retainer.observers.get(request.request_id)
     ttft = itl = None

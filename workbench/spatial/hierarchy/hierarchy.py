@@ -160,14 +160,24 @@ class Hierarchy:
         num_slices: int = 1,
         compute_s: float = 0.0,
         ahead: bool = False,
+        verify: bool = True,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
         compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
-        the pages yet, they come as far as DRAM.
+        the pages yet, they come as far as DRAM. Without `verify` the caller verifies as it copies,
+        and tells `copied` or `spoiled`.
         """
-        return self.jobs.submit(keys, num_slices, compute_s, ahead)
+        return self.jobs.submit(keys, num_slices, compute_s, ahead, verify)
+
+    def copied(self, job_id: int, key: TierKey, seconds: float) -> None:
+        """A page of a load was verified and copied, which took so long."""
+        self.jobs.copied(job_id, key, seconds)
+
+    def spoiled(self, job_id: int, key: TierKey) -> None:
+        """A page of a load is not what was stored: it is counted, and gone from DRAM."""
+        self.jobs.spoiled(job_id, key)
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

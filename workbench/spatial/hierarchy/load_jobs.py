@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workbench.cache.keys import TierKey
+from workbench.cache.page_copy import slice_checksums
 from workbench.cache.tier import LoadResult, SliceSpan
 from workbench.errors import IntegrityError
-from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.spatial.hierarchy.entries import Entry, State
 from workbench.spatial.hierarchy.flows import HBM
 from workbench.spatial.hierarchy.ladder import G3
 from workbench.spatial.hierarchy.mover import G2, Mover
@@ -87,6 +88,7 @@ class Job:
     watched: list[Slot] = field(default_factory=list)  # one of those that come together
     verify_s: float = 0.0
     load: Load = Load(0)
+    verify: bool = True  # before it is delivered; else by whoever copies its pages
     ahead: bool = False  # nobody takes the pages yet: they stay in DRAM
 
 
@@ -108,6 +110,7 @@ class LoadJobs:
         num_slices: int = 1,
         compute_s: float = 0.0,
         ahead: bool = False,
+        verify: bool = True,
     ) -> int:
         """Pin the keys, start reading what lies below DRAM, and return the job's id.
 
@@ -121,7 +124,7 @@ class LoadJobs:
         job = Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
         num_bytes = sum(slot.source.page_bytes for slot in slots if slot.source is not None)
         hiding = num_bytes / compute_s / 1e6 if compute_s > 0 else math.inf
-        job.load, job.ahead = Load(job.job_id, hiding), ahead
+        job.load, job.ahead, job.verify = Load(job.job_id, hiding), ahead, verify
         self._jobs[job.job_id] = job
         self._next_id += 1
         if num_slices == 1:
@@ -270,7 +273,7 @@ class LoadJobs:
 
     def _result(self, job: Job) -> LoadResult:
         mover = self._mover
-        pages = tuple(self._verified(job, slot) for slot in job.slots)
+        pages = tuple(self._page(job, slot) for slot in job.slots)
         seconds = mover.clock.now_s() - job.start_s
         tiers = tuple(
             slot.tier if page is not None else ""
@@ -287,14 +290,33 @@ class LoadJobs:
                 "tiers": tiers,
             },
         )
-        return LoadResult(job.job_id, job.keys, pages, tiers, seconds)
+        sums = tuple(slot.entry.checksums if slot.entry is not None else () for slot in job.slots)
+        # What lies in staging was verified by its tier.
+        return LoadResult(job.job_id, job.keys, pages, tiers, seconds, () if job.verify else sums)
 
-    def _verified(self, job: Job, slot: Slot) -> np.ndarray | None:
+    def copied(self, job_id: int, key: TierKey, seconds: float) -> None:
+        """A page of a job was verified and copied by whoever took it."""
+        entry = self._slot(job_id, key).entry
+        if entry is not None:
+            self.left_dram(entry, seconds)
+
+    def spoiled(self, job_id: int, key: TierKey) -> None:
+        """Who copied a page of a job found it damaged."""
+        entry = self._slot(job_id, key).entry
+        if entry is not None:
+            self.corrupt(entry)
+
+    def _slot(self, job_id: int, key: TierKey) -> Slot:
+        return next(slot for slot in self.job(job_id).slots if slot.key == key)
+
+    def _page(self, job: Job, slot: Slot) -> np.ndarray | None:
         mover, entry = self._mover, slot.entry
         if entry is None:
             return slot.staged if slot.state is State.READY else None
         if entry.state is not State.READY or entry.buffer is None:
             return None
+        if not job.verify:
+            return entry.buffer
         start_s = mover.clock.now_s()
         if slice_checksums(entry.buffer, len(entry.checksums)) != entry.checksums:
             self.corrupt(entry)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from workbench.cache.retention import StoredTokens
+from workbench.cache.retention import PromptWindow, StoredTokens
 
 
 class MassObserver:
@@ -20,6 +20,9 @@ class MassObserver:
         self.key_norm = np.zeros((num_groups, max_tokens), np.float32)
         self.evicted = np.zeros((num_groups, max_tokens), bool)
         self.num_observed = 0
+        self._window: np.ndarray | None = None  # mass by the end of the prompt alone
+        self._window_queries = range(0)
+        self._window_rates: np.ndarray | None = None  # [num_groups, prompt], once they are asked
         self._kept = np.ones(num_groups)
 
     def observe(
@@ -38,6 +41,32 @@ class MassObserver:
         self.recent[where] = mass[group, at] / num_queries
         self.seen[where] += np.minimum(num_queries, stored[group] - at).astype(np.int32)
         self.num_observed += num_queries
+
+    def observe_window(
+        self, positions: np.ndarray, stored: np.ndarray, mass: np.ndarray, queries: range
+    ) -> None:
+        """Add a step to what the end of the prompt read; `queries`: its positions, see `observe`.
+
+        A step that does not go on where the one before ended begins anew: the prompt is computed
+        again.
+        """
+        if self._window is None or queries.start != self._window_queries.stop:
+            self._window = np.zeros(self.mass.shape, np.float32)
+            self._window_queries = range(queries.start, queries.start)
+        slot = np.arange(positions.shape[1])
+        group, at = np.nonzero(slot < stored[:, None])
+        self._window[group, positions[group, at]] += mass[group, at]
+        self._window_queries = range(self._window_queries.start, queries.stop)
+        self._window_rates = None
+
+    def _prompt_window(self, group: int) -> PromptWindow | None:
+        if self._window is None:
+            return None
+        first, stop = self._window_queries.start, self._window_queries.stop
+        if self._window_rates is None:
+            seen = stop - np.maximum(np.arange(stop), first)  # queries that could see the token
+            self._window_rates = self._window[:, :stop] / seen.astype(np.float32)
+        return PromptWindow(first, self._window_rates[group])
 
     def rate(self, start: int, stop: int) -> np.ndarray:
         """Mass per query that could see the token, mean over the groups, float [stop - start]."""
@@ -59,6 +88,7 @@ class MassObserver:
             num_tokens,
             block_size,
             self.key_norm[group, positions],
+            window=self._prompt_window(group),
         )
 
     def page_rates(self, positions: np.ndarray, stored: np.ndarray, block_size: int) -> np.ndarray:

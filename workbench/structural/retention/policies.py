@@ -6,6 +6,18 @@ from workbench.cache.retention import StoredTokens
 from workbench.config import RetentionSettings
 
 SNAPKV_POOL = 5  # width of the average over neighbours
+GENERATED_STEP = 1e-12  # below any attention, and still in order of age
+LEAST_QUERIES = 64  # that a hit leaves to observe: sums and covariances of fewer say little
+
+
+def pooled(scores: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Means of the scores [n] at some places and their two neighbours on each side, zeros outside.
+
+    That is torch's avg_pool1d with kernel 5, stride 1 and padding 2, for any n.
+    """
+    padded = np.pad(scores, SNAPKV_POOL // 2)
+    mean: np.ndarray = padded[at[:, None] + np.arange(SNAPKV_POOL)].mean(axis=1, dtype=np.float64)
+    return mean
 
 
 class _Policy:
@@ -43,11 +55,12 @@ class SinkWindow(_Policy):
 class AttentionMass(_Policy):
     """Keeps what is read most, per query that could see it, so that age is no advantage.
 
-    Source: Zhang et al., H2O, with kvpress's age normalisation (ObservedAttention).
+    Source: Zhang et al., H2O, with kvpress's age normalisation (ObservedAttention). A prefix that
+    others computed is judged by the queries behind it alone.
     """
 
     needs_mass = True
-    min_observed_tokens = 1
+    min_observed_tokens = LEAST_QUERIES
 
     def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
         """Mean attention over the queries that could see the token."""
@@ -57,11 +70,12 @@ class AttentionMass(_Policy):
 class HeavyHitters(_Policy):
     """Keeps the tokens with the largest attention summed over all queries so far.
 
-    Source: Zhang et al., H2O: Heavy-Hitter Oracle; old tokens have the advantage of age.
+    Source: Zhang et al., H2O: Heavy-Hitter Oracle; old tokens have the advantage of age. A
+    prefix that others computed is judged by the queries behind it alone.
     """
 
     needs_mass = True
-    min_observed_tokens = 1
+    min_observed_tokens = LEAST_QUERIES
 
     def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
         """Accumulated attention."""
@@ -72,23 +86,29 @@ class SnapKV(_Policy):
     """Keeps what the last queries of the prompt read, smoothed over neighbours.
 
     Source: Li et al., SnapKV; mean over the window's queries and the group's heads and an average
-    pool of 5, as kvpress has it.
+    pool of 5, as kvpress has it. The scores of the prompt stay as they were at its end; what was
+    generated since has none and goes first, oldest first. A request whose prompt was read before
+    the policy was chosen is judged by the mean attention observed since.
     """
 
     needs_mass = True
     min_observed_tokens = 1
 
     def tail_queries(self, settings: RetentionSettings) -> int:
-        """The window is the last step of the prompt."""
+        """The window is the end of the prompt."""
         return settings.window_tokens
 
     def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
         """Attention of the window's queries, averaged over five neighbouring tokens."""
-        count = max(0, len(tokens.positions) - settings.window_tokens)
-        kernel = np.full(SNAPKV_POOL, 1 / SNAPKV_POOL)
-        pooled = tokens.recent.astype(np.float64).copy()
-        pooled[:count] = np.convolve(tokens.recent[:count], kernel, "same")[:count]
-        return pooled
+        window = tokens.window
+        if window is None:
+            return tokens.rate
+        positions = tokens.positions
+        scores = (positions - tokens.num_tokens) * GENERATED_STEP
+        prompt, front = positions < len(window.attention), positions < window.first
+        scores[prompt] = window.attention[positions[prompt]]
+        scores[front] = pooled(window.attention[: window.first], positions[front])
+        return scores
 
 
 class Tova(_Policy):
@@ -101,7 +121,7 @@ class Tova(_Policy):
     min_observed_tokens = 1
 
     def tail_queries(self, settings: RetentionSettings) -> int:
-        """The last token of a prompt is a step of its own."""
+        """The last token of a prompt is a step of its own, and the first to choose."""
         return 1
 
     def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
@@ -130,7 +150,7 @@ class ExpectedAttention(_Policy):
     """
 
     needs_queries = True
-    min_observed_tokens = 64  # a covariance of fewer queries says little
+    min_observed_tokens = LEAST_QUERIES
 
     def score(self, tokens: StoredTokens, settings: RetentionSettings) -> np.ndarray:
         """Expected attention of the next positions' queries."""

@@ -22,7 +22,7 @@ Tell = Callable[..., None]  # tell(kind, request_id="", **data): an event for pe
 class Scheduler:
     """Alone changes a request's status.
 
-    `max_slots(num_tokens)`: slots a request of that length needs at most (retention may cap it).
+    `max_slots(request)`: slots it needs at most at its length (retention may cap it).
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Scheduler:
         order: OrderPolicy,
         clock: Clock,
         tell: Tell,
-        max_slots: Callable[[int], int],
+        max_slots: Callable[[Request], int],
     ) -> None:
         self.settings = settings
         self.order = order
@@ -161,7 +161,7 @@ class Scheduler:
             if victim is request and len(self.running) == 1:
                 if self.manager.pool.drop_idle_rows():
                     continue
-                if not self.manager.fits_ever(self.max_slots(request.num_tokens)):
+                if not self.manager.fits_ever(self.max_slots(request)):
                     self._fail_too_large(request, out)
                     return False
             self.preempt(victim, reason="no_blocks")
@@ -260,9 +260,10 @@ class Scheduler:
             longest = request.num_prompt_tokens + request.sampling.max_tokens
             reserve = min(longest, self.manager.max_model_len) - count
         elif self.settings.admit_whole_prompt:
-            reserve = self.max_slots(request.num_tokens) - known - count
+            reserve = self.max_slots(request) - known - count
             promised = self._num_promised_pages()
         watermark = self.settings.watermark if self.running else 0.0
+        settled = request.num_settled_tokens
         admitted = self.manager.admit(
             request,
             hit,
@@ -276,7 +277,10 @@ class Scheduler:
         if not admitted:
             return None
         if found.num_pages:
-            self.fetcher.place(request, len(hit.rows), found)
+            if not self.fetcher.place(request, len(hit.rows), found):
+                self.manager.free(request)
+                request.num_settled_tokens = settled
+                return self._admit(request, self.find_hit(request), budget)  # with fewer pages
             self.manager.commit(request, num_loaded)
             if found.coming is None:  # what comes by layers is published when the step has ended
                 self.manager.publish(request, known)
@@ -289,8 +293,7 @@ class Scheduler:
         Without them, several prompts are admitted into the same room and preempt each other.
         """
         return sum(
-            self.manager.pages_needed(request, self.max_slots(request.num_tokens))
-            for request in self.running
+            self.manager.pages_needed(request, self.max_slots(request)) for request in self.running
         )
 
     def _start(
