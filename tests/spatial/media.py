@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.cache.keys import PrivateKey
-from workbench.spatial.hierarchy.entries import slice_checksums
+from workbench.cache.page_copy import slice_checksums
 from workbench.spatial.hierarchy.medium import Done, Get, Medium, PageRecord, Put, encode_key
 
 CANARY = 0xA5

@@ -25,12 +25,12 @@ from tests.spatial.media import (
     read,
     reasons,
 )  # fmt: skip
+from workbench.cache.page_copy import slice_checksums
 from workbench.errors import TierError
 from workbench.spatial.hierarchy import disk_faults
 from workbench.spatial.hierarchy.aligned import ALIGN, address, aligned_empty
 from workbench.spatial.hierarchy.direct_io import DiskWays
 from workbench.spatial.hierarchy.disk_file import LEAST_CAPACITY_BYTES, DiskFile
-from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.medium import Get, Put
 
 MIB = 1 << 20

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.spatial.media import CANARY, key_of, page_of, private_key, put_of
+from workbench.cache.page_copy import slice_checksums
 from workbench.settings.tiers import DISK_LAYOUTS
 from workbench.spatial.hierarchy import disk_faults
 from workbench.spatial.hierarchy.direct_io import DiskWays
 from workbench.spatial.hierarchy.disk_file import LEAST_CAPACITY_BYTES, DiskFile
-from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.medium import Get, Put, is_private
 
 KIB = 1024

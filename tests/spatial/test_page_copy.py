@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spatial.media import CANARY, page_of
+from workbench.cache.page_copy import BLOCK_BYTES, copy_hashed, slice_checksums
 from workbench.spatial.hierarchy.aligned import ALIGN, address
-from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.host_memory import SLAB_BYTES, HostMemory
-from workbench.spatial.hierarchy.page_copy import BLOCK_BYTES, copy_hashed
 
 
 @given(num_bytes=st.integers(1, 5000) | st.just(3 * BLOCK_BYTES + 7), data=st.data())

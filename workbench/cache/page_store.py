@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workbench.cache.device_copies import DeviceCopies
 from workbench.cache.geometry import Group
+from workbench.cache.page_copy import copy_verified, slice_checksums
 
 
 class Calibrated(Protocol):
@@ -127,6 +128,22 @@ class PageStore:
         for offset, spec in parts:
             self._write(offset, row[start : start + spec.page_bytes])
             start += spec.page_bytes
+
+    def write_verified(
+        self, parts: Sequence[tuple[int, PageSpec]], row: np.ndarray, checksums: Sequence[int]
+    ) -> bool:
+        """Write a row's bytes back; whether its slices have these xxh3-64 (none: they have).
+
+        Where they have not, what was written is of no use. One run on a CPU is hashed as it is
+        copied.
+        """
+        place = self.place(parts) if checksums else None
+        if place is not None:
+            return copy_verified(row, place, checksums)
+        if checksums and slice_checksums(row, len(checksums)) != tuple(checksums):
+            return False
+        self.write_row(parts, row)
+        return True
 
     def place(self, parts: Sequence[tuple[int, PageSpec]]) -> np.ndarray | None:
         """Where a row lies, uint8 [bytes] to be written to; None but for one run on a CPU."""

@@ -34,7 +34,9 @@ class Lookup(Enum):
 class LoadResult:
     """A finished load: `pages[i]` is a verified uint8 [page_bytes] array, or None (a counted miss).
 
-    Arrays are views of pinned tier memory, valid until `complete_load(job_id)`.
+    Arrays are views of pinned tier memory, valid until `complete_load(job_id)`. Of a load that was
+    submitted without `verify`, whoever copies a page compares it with `checksums[i]`, the xxh3-64
+    of its slices, unless that is empty.
     """
 
     job_id: int
@@ -42,6 +44,7 @@ class LoadResult:
     pages: tuple[np.ndarray | None, ...]
     tiers: tuple[str, ...]  # which tier served each key, e.g. "G2"
     seconds: float
+    checksums: tuple[tuple[int, ...], ...] = ()  # of each page; empty where all are verified
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,29 @@ class LoadsBySlices(Protocol):
         """The tier of each page of a job, and when which slices moved so far."""
 
 
+class BeforeTurn(Protocol):
+    """What can be known and done for requests that wait; the engine thread alone calls it."""
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether there is DRAM that pages can come up to before their request's turn."""
+
+    def num_held(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys could be loaded now; counts no lookups."""
+
+    def is_coming(self, key: TierKey) -> bool:
+        """Whether a key is being written to a tier now."""
+
+    def hold(self, keys: Sequence[TierKey]) -> None:
+        """Ask media from which others evict to keep these keys for `HOLD_S`."""
+
+
 class KVHierarchy(Protocol):
     """All tiers below HBM behind one interface; the engine thread alone calls it."""
+
+    @property
+    def before_turn(self) -> BeforeTurn:
+        """What can be known and done for requests that wait."""
 
     @property
     def by_slices(self) -> LoadsBySlices:
@@ -89,21 +113,8 @@ class KVHierarchy(Protocol):
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether it is known of all keys where they lie; asks shared tiers about the others."""
 
-    def num_held(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys could be loaded now; counts no lookups."""
-
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
-
-    def is_coming(self, key: TierKey) -> bool:
-        """Whether a key is being written to a tier now."""
-
-    def hold(self, keys: Sequence[TierKey]) -> None:
-        """Ask media from which others evict to keep these keys for `HOLD_S`."""
-
-    @property
-    def can_stage(self) -> bool:
-        """Whether there is DRAM that pages can come up to before their request's turn."""
 
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
@@ -117,13 +128,21 @@ class KVHierarchy(Protocol):
         num_slices: int = 1,
         compute_s: float = 0.0,
         ahead: bool = False,
+        verify: bool = True,
     ) -> int:
         """Pin the keys and start loading them; returns the job's id.
 
         With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
         compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
-        the pages yet, they come as far as DRAM.
+        the pages yet, they come as far as DRAM. Without `verify` the caller verifies as it copies,
+        and tells `copied` or `spoiled`.
         """
+
+    def copied(self, job_id: int, key: TierKey, seconds: float) -> None:
+        """A page of a load was verified and copied, which took so long."""
+
+    def spoiled(self, job_id: int, key: TierKey) -> None:
+        """A page of a load is not what was stored: it is counted, and gone from DRAM."""
 
     def poll(self) -> list[LoadResult]:
         """Finished loads since the last call; also lets stores and demotions advance."""

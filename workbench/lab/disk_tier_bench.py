@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from workbench.cache.page_copy import slice_checksums
 from workbench.errors import RequestError, WorkbenchError
 from workbench.lab.bench_runs import median
 from workbench.lab.figures import Figure
@@ -18,7 +19,6 @@ from workbench.settings.tiers import DISK_LAYOUTS
 from workbench.spatial.hierarchy.aligned import ALIGN, aligned_empty
 from workbench.spatial.hierarchy.direct_io import DiskWays
 from workbench.spatial.hierarchy.disk_file import DiskFile
-from workbench.spatial.hierarchy.entries import slice_checksums
 from workbench.spatial.hierarchy.host_memory import HostMemory
 from workbench.spatial.hierarchy.medium import Done, Get, PageRecord, Put
 

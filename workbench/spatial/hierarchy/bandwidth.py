@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from workbench.cache.page_copy import slice_checksums
 from workbench.clock import Clock
 from workbench.spatial.hierarchy.cost_probe import PROBE_BYTES, CostProbe, probe_sizes
-from workbench.spatial.hierarchy.entries import slice_checksums
 
 KEEP = 0.98  # weight an observation keeps per later one: about the last 50 transfers count
 

@@ -6,8 +6,9 @@ import numpy as np
 
 from workbench.cache.codec import Codec, from_blob, to_blob
 from workbench.cache.keys import TierKey
+from workbench.cache.page_copy import slice_checksums
 from workbench.errors import SettingError
-from workbench.spatial.hierarchy.entries import Entry, slice_checksums
+from workbench.spatial.hierarchy.entries import Entry
 from workbench.spatial.hierarchy.medium import MediumFault, PageRecord, Put, encode_key
 
 MakeCodec = Callable[[str], Codec | None]

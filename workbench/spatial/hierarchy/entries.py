@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
-import xxhash
 
 from workbench.cache.codec import CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
@@ -63,16 +62,6 @@ class Entry:
 
 
 Watch = Callable[[str, Entry, bool], None]  # tier, entry, whether it can be read from now on
-
-
-def slice_checksums(page: np.ndarray, num_slices: int) -> tuple[int, ...]:
-    """xxh3-64 of `num_slices` equal parts of a page (uint8 [page_bytes])."""
-    size = page.nbytes // num_slices
-    view = memoryview(page)  # type: ignore[arg-type]
-    return tuple(
-        xxhash.xxh3_64_intdigest(view[start : start + size])
-        for start in range(0, size * num_slices, size)
-    )
 
 
 class EntryTable:

@@ -6,88 +6,20 @@ same job (the field's write-back faults began there).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from workbench.cache.keys import TierKey
-from workbench.cache.tier import LoadResult, SliceSpan
+from workbench.cache.page_copy import slice_checksums
+from workbench.cache.tier import LoadResult
 from workbench.errors import IntegrityError
-from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.spatial.hierarchy.entries import Entry, State
 from workbench.spatial.hierarchy.flows import HBM
 from workbench.spatial.hierarchy.ladder import G3
+from workbench.spatial.hierarchy.load_slots import Job, Slot
 from workbench.spatial.hierarchy.mover import G2, Mover
 from workbench.spatial.hierarchy.paced_link import Load
 from workbench.spatial.hierarchy.page_reads import PageRead, PageReads
-from workbench.spatial.hierarchy.slow_tier import SlowTier
-
-Source = tuple[np.ndarray, memoryview, tuple[int, ...]]  # a page twice, and its checksums
-
-
-@dataclass(eq=False, slots=True)
-class Slot:
-    """One key of a job: `entry` in DRAM (pinned by the job), or a `staged` buffer, or neither."""
-
-    key: TierKey
-    tier: str = ""
-    entry: Entry | None = None
-    source: Entry | None = None  # in a slow tier, pinned until its read has ended
-    below: SlowTier | None = None  # which
-    read: PageRead | None = None
-
-    @property
-    def staged(self) -> np.ndarray | None:
-        """The buffer of a page that found no room in DRAM."""
-        read = self.read
-        return read.buffer if read is not None and read.twin is None and not read.direct else None
-
-    @property
-    def state(self) -> State:
-        """Whether the page can be read: of the entry in DRAM, else of the buffer."""
-        if self.entry is not None:
-            return self.entry.state
-        return self.read.state if self.read is not None else State.FAILED
-
-    @property
-    def failed(self) -> bool:
-        """Whether the page will not be there as a whole."""
-        return self.read.reason != "" if self.read is not None else self.state is State.FAILED
-
-    def source_of_slices(self, num_slices: int) -> Source | None:
-        """Where slices are read from, or None where the page is missing or cut otherwise."""
-        buffer = self.entry.buffer if self.entry is not None else None
-        checksums = self.entry.checksums if self.entry is not None else ()
-        if self.read is not None:
-            buffer, checksums = self.read.buffer, self.read.source.checksums
-        if buffer is None or len(checksums) != num_slices:
-            return None
-        return buffer, memoryview(buffer), checksums  # type: ignore[arg-type]
-
-    def arrived(self, num_slices: int) -> bool:
-        """Whether so many leading slices are there, or never will be."""
-        if self.state is not State.WRITING:
-            return True
-        return self.read is not None and self.read.arrived(num_slices)
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """Pages on their way for one request, and what their slices need."""
-
-    job_id: int
-    slots: list[Slot]
-    start_s: float
-    ready_at_s: float  # of what lies in DRAM, as its throttle lets it
-    num_slices: int
-    begun: bool = False
-    delivered: bool = False
-    keys: tuple[TierKey, ...] = ()
-    spans: list[SliceSpan] = field(default_factory=list)
-    sources: list[Source | None] = field(default_factory=list)  # of its slices
-    watched: list[Slot] = field(default_factory=list)  # one of those that come together
-    verify_s: float = 0.0
-    load: Load = Load(0)
-    ahead: bool = False  # nobody takes the pages yet: they stay in DRAM
 
 
 class LoadJobs:
@@ -108,6 +40,7 @@ class LoadJobs:
         num_slices: int = 1,
         compute_s: float = 0.0,
         ahead: bool = False,
+        verify: bool = True,
     ) -> int:
         """Pin the keys, start reading what lies below DRAM, and return the job's id.
 
@@ -121,7 +54,7 @@ class LoadJobs:
         job = Job(self._next_id, slots, now_s, now_s, num_slices, keys=tuple(keys))
         num_bytes = sum(slot.source.page_bytes for slot in slots if slot.source is not None)
         hiding = num_bytes / compute_s / 1e6 if compute_s > 0 else math.inf
-        job.load, job.ahead = Load(job.job_id, hiding), ahead
+        job.load, job.ahead, job.verify = Load(job.job_id, hiding), ahead, verify
         self._jobs[job.job_id] = job
         self._next_id += 1
         if num_slices == 1:
@@ -270,7 +203,7 @@ class LoadJobs:
 
     def _result(self, job: Job) -> LoadResult:
         mover = self._mover
-        pages = tuple(self._verified(job, slot) for slot in job.slots)
+        pages = tuple(self._page(job, slot) for slot in job.slots)
         seconds = mover.clock.now_s() - job.start_s
         tiers = tuple(
             slot.tier if page is not None else ""
@@ -287,14 +220,33 @@ class LoadJobs:
                 "tiers": tiers,
             },
         )
-        return LoadResult(job.job_id, job.keys, pages, tiers, seconds)
+        sums = tuple(slot.entry.checksums if slot.entry is not None else () for slot in job.slots)
+        # What lies in staging was verified by its tier.
+        return LoadResult(job.job_id, job.keys, pages, tiers, seconds, () if job.verify else sums)
 
-    def _verified(self, job: Job, slot: Slot) -> np.ndarray | None:
+    def copied(self, job_id: int, key: TierKey, seconds: float) -> None:
+        """A page of a job was verified and copied by whoever took it."""
+        entry = self._slot(job_id, key).entry
+        if entry is not None:
+            self.left_dram(entry, seconds)
+
+    def spoiled(self, job_id: int, key: TierKey) -> None:
+        """Who copied a page of a job found it damaged."""
+        entry = self._slot(job_id, key).entry
+        if entry is not None:
+            self.corrupt(entry)
+
+    def _slot(self, job_id: int, key: TierKey) -> Slot:
+        return next(slot for slot in self.job(job_id).slots if slot.key == key)
+
+    def _page(self, job: Job, slot: Slot) -> np.ndarray | None:
         mover, entry = self._mover, slot.entry
         if entry is None:
             return slot.staged if slot.state is State.READY else None
         if entry.state is not State.READY or entry.buffer is None:
             return None
+        if not job.verify:
+            return entry.buffer
         start_s = mover.clock.now_s()
         if slice_checksums(entry.buffer, len(entry.checksums)) != entry.checksums:
             self.corrupt(entry)

@@ -10,10 +10,11 @@ import numpy as np
 
 from workbench.cache.codec import CodecFault
 from workbench.cache.keys import PrivateKey
+from workbench.cache.page_copy import slice_checksums
 from workbench.clock import Clock
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
 from workbench.spatial.hierarchy.cost_probe import PROBE_BYTES, CostProbe, probe_sizes
-from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.spatial.hierarchy.entries import Entry, State
 from workbench.spatial.hierarchy.io_thread import GET, PROBE, PUT, REMOVE, Op, Outcome
 from workbench.spatial.hierarchy.medium import Done, Get, Medium, MediumFault, PageRecord, Put
 

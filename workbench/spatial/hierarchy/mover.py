@@ -15,17 +15,17 @@ import numpy as np
 
 from workbench.cache.codec import CodedRow
 from workbench.cache.keys import TierKey, key_text
+from workbench.cache.page_copy import copy_hashed, slice_checksums
 from workbench.cache.placement import PageFacts
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.spatial.hierarchy.bandwidth import TransferFit
 from workbench.spatial.hierarchy.counters import TierCounters
-from workbench.spatial.hierarchy.entries import Entry, EntryTable, State, slice_checksums
+from workbench.spatial.hierarchy.entries import Entry, EntryTable, State
 from workbench.spatial.hierarchy.flows import HBM, Flows
 from workbench.spatial.hierarchy.held import HeldCompletions
 from workbench.spatial.hierarchy.host_memory import HostMemory, HostPins, Staging
 from workbench.spatial.hierarchy.ladder import SLOW, Ladder
-from workbench.spatial.hierarchy.page_copy import copy_hashed
 from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.placer import Placer
 from workbench.spatial.hierarchy.slow_tier import SlowTier

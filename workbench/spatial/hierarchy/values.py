@@ -9,7 +9,8 @@ import numpy as np
 
 from workbench.cache.block_pool import BlockPool
 from workbench.cache.keys import PrivateKey
-from workbench.spatial.hierarchy.entries import Entry, State, slice_checksums
+from workbench.cache.page_copy import slice_checksums
+from workbench.spatial.hierarchy.entries import Entry, State
 from workbench.spatial.hierarchy.flows import HBM
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
 from workbench.spatial.hierarchy.mover import G2

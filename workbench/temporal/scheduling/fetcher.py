@@ -7,6 +7,7 @@ are taken only when it is admitted (vLLM #45388: parked loads must not hold what
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -58,7 +59,9 @@ class Fetcher:
         self.prestage = Prestage(self.hierarchy, self.manager, self.lineages, self.now_s)
         self.finding = Finding(self.manager, self.hierarchy, self.lineages, self.prefetch)
         self.worth = Worth(self.hierarchy, self.recompute_s, self.counters)
-        self.filling = PageFilling(self.manager, self.store, self.counters, self.recompute_s)
+        self.filling = PageFilling(
+            self.manager, self.store, self.counters, self.recompute_s, self.hierarchy, self.now_s
+        )
         self.layers = LayerLoads(self.store, self.hierarchy, self.slices, self.now_s)
         self.retrieval = Retrieval(
             self.manager, self.store, self.hierarchy, self.counters, self.now_s, self.on_load
@@ -142,8 +145,9 @@ class Fetcher:
         self.counters.num_loaded_pages += len(pages)
         self.counters.last_load_s = result.seconds
         self.counters.fetched(Counter(tiers.values()), result.seconds)
-        by_page = {id(page): tiers[key] for key, page in pages.items()}
-        self._loaded[request.request_id] = Loaded(result.job_id, pending.first, pages, by_page)
+        sums = dict(zip(result.keys, result.checksums, strict=True)) if result.checksums else {}
+        loaded = Loaded(result.job_id, pending.first, pages, tiers, sums)
+        self._loaded[request.request_id] = loaded
         self.on_load(request, tiers, result.seconds)
 
     def consider(
@@ -204,12 +208,19 @@ class Fetcher:
             return Fetch.ADMIT
         keys = self.prefetch.at_hand(request.request_id, keys)
         most_s = self.prefetch.most_s(len(keys) * size)
-        return self._start(request, list(keys), first, most_s) if keys else Fetch.ADMIT
+        if not keys:
+            return Fetch.ADMIT
+        return self._start(request, list(keys), first, most_s, verify=not whole)
 
     def _start(
-        self, request: Request, keys: list[TierKey], first: int, most_s: float | None = None
+        self,
+        request: Request,
+        keys: list[TierKey],
+        first: int,
+        most_s: float | None = None,
+        verify: bool = True,
     ) -> Fetch:
-        pending = self._submit(request, keys, first, most_s)
+        pending = self._submit(request, keys, first, most_s, verify=verify)
         self._pending[pending.job_id] = pending
         return Fetch.LOADING
 
@@ -220,13 +231,14 @@ class Fetcher:
         first: int,
         most_s: float | None,
         num_slices: int = 1,
+        verify: bool = True,
     ) -> PendingLoad:
         allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
         start_s = self.now_s()
         deadline_s = start_s + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
         rest = request.num_tokens - (first + len(keys)) * self.manager.block_size
         compute_s = self.recompute_s(max(0, rest)) or 0.0
-        job_id = self.hierarchy.submit_load(keys, num_slices, compute_s)
+        job_id = self.hierarchy.submit_load(keys, num_slices, compute_s, verify=verify)
         return PendingLoad(job_id, first, request, deadline_s, start_s)
 
     def park(self, request: Request) -> bool:
@@ -257,15 +269,14 @@ class Fetcher:
             admitted = self.retrieval.admit(request, record)
             if admitted:
                 assert loaded is not None, "a prefix with holes begins with what was loaded"
-                pages = [loaded.pages[key] for key in record.keys]
-                self.filling.write(request, len(record.rows), pages, loaded)
+                self.filling.write(request, len(record.rows), record.keys, loaded)
             return admitted
         fresh = self.swaps.restore(request, record)
         if fresh is None:
             return False
         for page, key in fresh.items():
             assert loaded is not None, "a swapped page is neither in HBM nor loaded"
-            self.filling.write(request, page, [loaded.pages[key]], loaded)
+            self.filling.write(request, page, [key], loaded)
         return True
 
     def usable_pages(self, request: Request, hit: PrefixHit) -> Found:
@@ -278,22 +289,27 @@ class Fetcher:
             return Found(hit.lineage)
         most = self.manager.most_hit_pages(request)
         for lineage in self.lineages.behind(hit):
-            pages: list[np.ndarray] = []
-            for key in self.manager.keys.row_keys(request, lineage)[len(hit.rows) : most]:
-                if key not in loaded.pages:
-                    break
-                pages.append(loaded.pages[key])
-            if pages:
-                return Found(lineage, pages)
+            keys = self.manager.keys.row_keys(request, lineage)[len(hit.rows) : most]
+            there = takewhile(loaded.pages.__contains__, keys)
+            if found := list[TierKey](there):
+                return Found(lineage, found)
         return Found(hit.lineage)
 
-    def place(self, request: Request, first: int, found: Found) -> None:
-        """Fill the request's blocks from page `first` on: now, or layer by layer in this step."""
+    def place(self, request: Request, first: int, found: Found) -> bool:
+        """Fill the request's blocks from page `first` on: now, or layer by layer in this step.
+
+        False where a page is damaged: it is forgotten with those behind it, the blocks are no good.
+        """
         if found.coming is None:
-            self.filling.write(request, first, found.pages, self._loaded[request.request_id])
-            return
+            loaded = self._loaded[request.request_id]
+            bad = self.filling.write(request, first, found.keys, loaded)
+            if bad is not None:
+                self.counters.num_failed_pages += 1
+                self.counters.num_loaded_pages -= loaded.drop_from(bad)
+            return bad is None
         parts = [self.filling.parts(request, first + at) for at in range(found.num_pages)]
         self.layers.begin(request, parts)
+        return True
 
     def end_layers(self) -> list[Request]:
         """The step has ended; requests whose loads by layers failed, so that it does not count."""

@@ -21,12 +21,23 @@ class Fetch(Enum):
 
 @dataclass
 class Loaded:
-    """Pages of one request that lie verified in host memory, from block `first` on."""
+    """Pages of one request that lie in host memory, from block `first` on.
+
+    They are verified, but for those with `checksums`, which are when they are copied.
+    """
 
     job_id: int
     first: int
     pages: dict[TierKey, np.ndarray]
-    tiers: dict[int, str]  # by the identity of a page's array
+    tiers: dict[TierKey, str]
+    checksums: dict[TierKey, tuple[int, ...]] = field(default_factory=dict)  # yet to be compared
+
+    def drop_from(self, key: TierKey) -> int:
+        """Forget a page and those behind it; returns how many."""
+        keys = list(self.pages)
+        for each in keys[keys.index(key) :]:
+            del self.pages[each]
+        return len(keys) - len(self.pages)
 
 
 @dataclass
@@ -45,14 +56,13 @@ class Found:
     """What continues a hit: pages that are loaded, or those of a load that comes by layers."""
 
     lineage: str
-    pages: list[np.ndarray] = field(default_factory=list)
     keys: list[TierKey] = field(default_factory=list)
     coming: PendingLoad | None = None
 
     @property
     def num_pages(self) -> int:
         """How many pages."""
-        return len(self.keys) if self.coming is not None else len(self.pages)
+        return len(self.keys)
 
 
 @dataclass

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from workbench.cache.keys import TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
 from workbench.cache.page_store import PageStore
 from workbench.cache.row_slices import Part
+from workbench.cache.tier import KVHierarchy
 from workbench.request import Request
 from workbench.temporal.scheduling.loads import FetchCounters, Loaded
 
@@ -21,15 +21,34 @@ class PageFilling:
     store: PageStore
     counters: FetchCounters
     recompute_s: Callable[[int], float | None]  # measured time to recompute n tokens
+    hierarchy: KVHierarchy
+    now_s: Callable[[], float]
 
     def write(
-        self, request: Request, first: int, pages: Sequence[np.ndarray], loaded: Loaded
-    ) -> None:
-        """Copy pages of `loaded` into the request's blocks from page `first` on."""
-        for at, page in enumerate(pages):
-            self.store.write_row(self.parts(request, first + at), page)
+        self, request: Request, first: int, keys: Sequence[TierKey], loaded: Loaded
+    ) -> TierKey | None:
+        """Copy pages of `loaded` into the request's blocks from page `first` on, and verify them.
+
+        Returns the key of the first that is damaged, where it ends; None if none is.
+        """
+        bad = None
+        for at, key in enumerate(keys):
+            if not self._write(self.parts(request, first + at), key, loaded):
+                bad = key
+                break
         self.store.settle()
-        self.count([loaded.tiers[id(page)] for page in pages])
+        if bad is None:
+            self.count([loaded.tiers[key] for key in keys])
+        return bad
+
+    def _write(self, parts: list[Part], key: TierKey, loaded: Loaded) -> bool:
+        checksums, start_s = loaded.checksums.get(key, ()), self.now_s()
+        if not self.store.write_verified(parts, loaded.pages[key], checksums):
+            self.hierarchy.spoiled(loaded.job_id, key)
+            return False
+        if checksums:
+            self.hierarchy.copied(loaded.job_id, key, self.now_s() - start_s)
+        return True
 
     def parts(self, request: Request, page: int) -> list[Part]:
         """Where a page of a request lies that moves up at this step."""

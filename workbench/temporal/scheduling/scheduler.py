@@ -263,6 +263,7 @@ class Scheduler:
             reserve = self.max_slots(request) - known - count
             promised = self._num_promised_pages()
         watermark = self.settings.watermark if self.running else 0.0
+        settled = request.num_settled_tokens
         admitted = self.manager.admit(
             request,
             hit,
@@ -276,7 +277,10 @@ class Scheduler:
         if not admitted:
             return None
         if found.num_pages:
-            self.fetcher.place(request, len(hit.rows), found)
+            if not self.fetcher.place(request, len(hit.rows), found):
+                self.manager.free(request)
+                request.num_settled_tokens = settled
+                return self._admit(request, self.find_hit(request), budget)  # with fewer pages
             self.manager.commit(request, num_loaded)
             if found.coming is None:  # what comes by layers is published when the step has ended
                 self.manager.publish(request, known)

@@ -6,6 +6,8 @@
 Slice by slice it takes twice the time: a call for each 12 KiB is dearer than its bytes.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import xxhash
 
@@ -27,6 +29,21 @@ def copy_hashed(source: np.ndarray, out: np.ndarray, num_slices: int) -> tuple[i
         checksums += [digest(view[at : at + size]) for at in range(start, end, size)]
     out[size * num_slices :] = source[size * num_slices :]
     return tuple(checksums)
+
+
+def copy_verified(source: np.ndarray, out: np.ndarray, checksums: Sequence[int]) -> bool:
+    """Copy a page; whether its slices have these xxh3-64. If not, nobody may use `out`."""
+    return copy_hashed(source, out, len(checksums)) == tuple(checksums)
+
+
+def slice_checksums(page: np.ndarray, num_slices: int) -> tuple[int, ...]:
+    """xxh3-64 of `num_slices` equal parts of a page (uint8 [page_bytes])."""
+    size = page.nbytes // num_slices
+    view = memoryview(page)  # type: ignore[arg-type]
+    return tuple(
+        xxhash.xxh3_64_intdigest(view[start : start + size])
+        for start in range(0, size * num_slices, size)
+    )
 
 
 def _sizes(source: np.ndarray, out: np.ndarray, num_slices: int) -> tuple[int, int]:
