@@ -39,8 +39,11 @@ def group_paths(dim: str) -> tuple[list[str], list[str]]:
 # beginning its path has.
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "S": {
-        "disk": ("tiers.disk",), "pool": ("tiers.shared",), "objects": ("tiers.object",),
-        "moves": ("",),
+        "disk": (  # its codec is every slower tier's, and stands under the moves
+            "tiers.disk_path", "tiers.disk_transport", "tiers.disk_layout", "tiers.disk_coalesce",
+            "tiers.disk_throttle", "tiers.disk_keep",
+        ),
+        "pool": ("tiers.shared",), "objects": ("tiers.object",), "moves": ("",),
     },
     "X": {
         "formats": (

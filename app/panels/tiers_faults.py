@@ -10,6 +10,7 @@ from app.text.sentences import escape
 from workbench.tier_views import TiersReport
 
 SLOW_MB_S = 20.0
+COUNTED_PX = 144
 THROTTLES = {
     "G2": "tiers.dram_throttle_mb_s",
     "G3": "tiers.disk_throttle_mb_s",
@@ -64,6 +65,12 @@ def slow_down() -> None:
 
 def _counted() -> None:
     page = open_page()
+    with st.container(height=COUNTED_PX, border=False):  # what is below stays where it is
+        _told(page)
+
+
+def _told(page: Page) -> None:
+    """Outages, and what was counted."""
     texts, report = page.texts, tiers_of(page)
     counted = [
         (tier.name, reason, count)

@@ -19,12 +19,14 @@ LOOKS = {
 SIGNS = {"entered": "circle", "stored": "triangle-down", "fetched": "triangle-up", "left": "x",
          "fault": "star"}  # fmt: skip
 HEIGHT_PX = 340
+PLOT_PX = HEIGHT_PX - 40  # without its margins
+PAD_PX = 18  # between nodes of a flow
 
 
 def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
     """Bytes per second from tier to tier just now; None while nothing moves.
 
-    Senders on the left, receivers on the right, each at its place whatever moves.
+    Senders on the left, receivers on the right, each side from the fastest tier down.
     """
     names = ["G1", *(tier.name for tier in report.tiers if tier.enabled)]
     flows = [
@@ -34,16 +36,19 @@ def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
         return None
     senders = [name for name in names if any(flow.source == name for flow in flows)]
     takers = [name for name in names if any(flow.to == name for flow in flows)]
+    sent = [sum(f.bytes_per_s for f in flows if f.source == name) for name in senders]
+    taken = [sum(f.bytes_per_s for f in flows if f.to == name) for name in takers]
+    most = max(len(senders), len(takers))
     figure = go.Figure(
         go.Sankey(
-            arrangement="fixed",
+            arrangement="snap",
             node={
                 "label": [texts("tiers.from", tier=n) for n in senders]
                 + [texts("tiers.to", tier=n) for n in takers],
                 "color": [LOOKS[name][0] for name in senders + takers],
                 "x": [0.01] * len(senders) + [0.99] * len(takers),
-                "y": [_height(names, n) for n in senders] + [_height(names, n) for n in takers],
-                "pad": 18, "thickness": 14,
+                "y": _heights(sent, most) + _heights(taken, most),
+                "pad": PAD_PX, "thickness": 14,
                 "hovertemplate": "%{label}: %{value:,.2f} MiB/s<extra></extra>",
             },
             link={
@@ -63,9 +68,17 @@ def flow_figure(texts: Texts, report: TiersReport) -> go.Figure | None:
     return laid_out(figure)
 
 
-def _height(names: Sequence[str], name: str) -> float:
-    """Where a tier's node stands, 0 above to 1 below."""
-    return (names.index(name) + 0.5) / len(names)
+def _heights(rates: Sequence[float], most: int) -> list[float]:
+    """Middles of one side's nodes, 0 above to 1 below, the fastest tier above.
+
+    `most`: nodes of the longer side, which leave the rest of the height to the bytes.
+    """
+    free = 1.0 - (most - 1) * PAD_PX / PLOT_PX
+    before = [sum(rates[:at]) for at in range(len(rates))]
+    return [
+        (start + rate / 2) / sum(rates) * free + at * PAD_PX / PLOT_PX
+        for at, (start, rate) in enumerate(zip(before, rates, strict=True))
+    ]
 
 
 def journey_figure(texts: Texts, moves: Sequence[BlockMove], names: Sequence[str]) -> go.Figure:

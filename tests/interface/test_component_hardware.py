@@ -6,6 +6,7 @@ from playwright.sync_api import Browser
 
 from workbench.engine.views.hardware import NAMES
 from workbench.snapshot import Number, decode_frame, encode_frame
+from workbench.views import WeightNote
 
 from .component_browser import opened
 from .component_frames import Plan, frame_of
@@ -84,3 +85,19 @@ def test_more_numbers_name_what_the_gpu_does(browser: Browser) -> None:
         listed = view.page.locator("#side .all-numbers").inner_text()
         assert "GPU power" in listed and "NVLink to the GPU" in listed
         assert not [name for name in NAMES if name in listed]
+
+
+def test_the_model_says_what_its_weights_do_to_the_tokens(browser: Browser) -> None:
+    note = WeightNote(kind="auto", values={"rows": 4})
+
+    def frames(tick: int) -> bytes:
+        snapshot, cells, tables = decode_frame(without(tick))
+        noted = msgspec.structs.replace(snapshot, weight_notes=[note])
+        return encode_frame(noted, cells, tables)
+
+    with opened(browser, frames=frames) as view:
+        view.settle()
+        titles = view.page.locator("#strip .strip-main [title]").evaluate_all(
+            "nodes => nodes.map((node) => node.title)"
+        )
+    assert any(title.endswith(f"; {note.plain()}") for title in titles), titles

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_an_unplugged_medium_is_missed_and_comes_back(harness: Any, own: Path, m
         if found(t, 30) == [name]:
             break
         t.clock.advance(6.0)
-        t.h.wait_io(0.05)
+        time.sleep(0.05)
     assert found(t, 30) == [name]
     assert found(t, 2, 3) == (["", ""] if medium in EMPTIED else [name] * 2)
 

@@ -108,7 +108,9 @@ export class Strip {
     this.hardware.update(snap);
     const stands = snap.stands_in ? words("strip.stands_in", { device: snap.device.toUpperCase() }) : snap.device;
     setText(this.mode, [stands, snap.model_name, snap.weight_format].filter(Boolean).join(" · "));
-    setAttr(this.mode, "title", words("strip.weights", { size: bytes(snap.weight_bytes), backend: snap.backend }));
+    const notes = (snap.weight_notes ?? []).map((note) => words(`weight_note.${note.kind}`, note.values));
+    setAttr(this.mode, "title",
+      [words("strip.weights", { size: bytes(snap.weight_bytes), backend: snap.backend }), ...notes].join("; "));
     setText(this.tiers, snap.tiers.map((t) => t.enabled
       ? words("strip.tier", { name: t.name, size: bytes(t.capacity_bytes), source: words(`provenance.${t.provenance}`) })
       : words("strip.tier.off", { name: t.name })).join(" · "));
