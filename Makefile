@@ -49,6 +49,7 @@ test-long: $(VENV)/.tests model ## run the long tests, and name those that were 
 
 test-transports: .venv-transports/.done ## test the optional transports, NIXL and Mooncake, in .venv-transports
 	@.venv-transports/bin/python -m pytest -rs tests/spatial/test_disk_transports.py \
+		tests/spatial/test_shared_transports.py tests/spatial/test_object_transports.py \
 		tests/spatial/test_mooncake_pool.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tests ## ruff, mypy and the import contracts
