@@ -76,8 +76,29 @@ class LoadsBySlices(Protocol):
         """The tier of each page of a job, and when which slices moved so far."""
 
 
+class BeforeTurn(Protocol):
+    """What can be known and done for requests that wait; the engine thread alone calls it."""
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether there is DRAM that pages can come up to before their request's turn."""
+
+    def num_held(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys could be loaded now; counts no lookups."""
+
+    def is_coming(self, key: TierKey) -> bool:
+        """Whether a key is being written to a tier now."""
+
+    def hold(self, keys: Sequence[TierKey]) -> None:
+        """Ask media from which others evict to keep these keys for `HOLD_S`."""
+
+
 class KVHierarchy(Protocol):
     """All tiers below HBM behind one interface; the engine thread alone calls it."""
+
+    @property
+    def before_turn(self) -> BeforeTurn:
+        """What can be known and done for requests that wait."""
 
     @property
     def by_slices(self) -> LoadsBySlices:
@@ -92,21 +113,8 @@ class KVHierarchy(Protocol):
     def know(self, keys: Sequence[TierKey]) -> bool:
         """Whether it is known of all keys where they lie; asks shared tiers about the others."""
 
-    def num_held(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys could be loaded now; counts no lookups."""
-
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
-
-    def is_coming(self, key: TierKey) -> bool:
-        """Whether a key is being written to a tier now."""
-
-    def hold(self, keys: Sequence[TierKey]) -> None:
-        """Ask media from which others evict to keep these keys for `HOLD_S`."""
-
-    @property
-    def can_stage(self) -> bool:
-        """Whether there is DRAM that pages can come up to before their request's turn."""
 
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""

@@ -30,6 +30,7 @@ from workbench.spatial.hierarchy.shared_usage import SharedUsage
 from workbench.spatial.hierarchy.slice_loads import SliceLoads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
 from workbench.spatial.hierarchy.store_holds import can_hold
+from workbench.spatial.hierarchy.waiting import Waiting
 
 
 class Hierarchy:
@@ -57,6 +58,7 @@ class Hierarchy:
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
         self.by_slices = SliceLoads(self.mover, self.jobs)
+        self.before_turn = Waiting(self.mover)
         self._shared_usage = SharedUsage(self._slow(POOL))
         self._epochs: dict[str, int] = {}
         self._closed = False
@@ -118,27 +120,9 @@ class Hierarchy:
         """Whether all that can be known of these keys is known; asks shared media what is not."""
         return self._lookups.know(keys)
 
-    def num_held(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys could be loaded now; counts no lookups."""
-        return self._lookups.num_held(keys)
-
     def num_at_hand(self, keys: Sequence[TierKey]) -> int:
         """How many leading keys lie in DRAM now."""
         return self._lookups.num_at_hand(keys)
-
-    def is_coming(self, key: TierKey) -> bool:
-        """Whether a key is being written to a tier now."""
-        return self._lookups.is_coming(key)
-
-    @property
-    def can_stage(self) -> bool:
-        """Whether there is DRAM that pages can come up to before their request's turn."""
-        return self.mover.dram.capacity_bytes > 0
-
-    def hold(self, keys: Sequence[TierKey]) -> None:
-        """Ask media from which others evict to keep these keys for `HOLD_S`."""
-        for tier in self.mover.ladder.tiers:
-            tier.hold([key for key in keys if tier.table.get(key) is not None])
 
     def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
         """Predicted seconds to load these keys from where they lie now, and to copy them up.

@@ -59,20 +59,6 @@ class Lookups:
                 return at
         return len(keys)
 
-    def num_held(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys lie in DRAM or can come up."""
-        mover = self._mover
-        for at, key in enumerate(keys):
-            entry = mover.dram.get(key)
-            if (entry is None or entry.state is not State.READY) and not mover.ladder.source(key):
-                return at
-        return len(keys)
-
-    def is_coming(self, key: TierKey) -> bool:
-        """Whether a key is being written to a tier now."""
-        found = (table.get(key) for table in self._mover.tables)
-        return any(entry is not None and entry.state is State.WRITING for entry in found)
-
     def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
         """Attention mass of each key that only slow tiers have; None for all others."""
         found: list[float | None] = []

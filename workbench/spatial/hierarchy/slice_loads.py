@@ -9,7 +9,8 @@ import xxhash
 from workbench.cache.keys import TierKey
 from workbench.cache.tier import SliceSpan
 from workbench.spatial.hierarchy.entries import State
-from workbench.spatial.hierarchy.load_jobs import Job, LoadJobs, Slot
+from workbench.spatial.hierarchy.load_jobs import LoadJobs
+from workbench.spatial.hierarchy.load_slots import Job, Slot
 from workbench.spatial.hierarchy.mover import Mover
 
 POLL_S = 0.0005  # at most, between looks at what a throttle holds back

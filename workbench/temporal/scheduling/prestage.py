@@ -57,12 +57,12 @@ class Prestage:
         for lineage in self.lineages.behind(hit):
             keys = self.manager.keys.row_keys(request, lineage)[first:most]
             known = self.hierarchy.know(keys)  # False: a shared tier was asked
-            count = self.hierarchy.num_held(keys)
-            coming = count < len(keys) and self.hierarchy.is_coming(keys[count])
+            count = self.hierarchy.before_turn.num_held(keys)
+            coming = count < len(keys) and self.hierarchy.before_turn.is_coming(keys[count])
             staged.settled &= known and not coming
             if count > len(staged.run):
                 staged.run = keys[:count]
-        if self.hierarchy.can_stage:
+        if self.hierarchy.before_turn.can_stage:
             self._begin(staged)
 
     def _begin(self, staged: _Staged) -> None:
@@ -79,7 +79,7 @@ class Prestage:
         now_s = self.now_s()
         if staged.run and now_s >= staged.hold_again_s:
             staged.hold_again_s = now_s + HOLD_S / 2
-            self.hierarchy.hold(staged.run[self.hierarchy.num_at_hand(staged.run) :])
+            self.hierarchy.before_turn.hold(staged.run[self.hierarchy.num_at_hand(staged.run) :])
 
     def forget(self, request_id: str) -> None:
         """A request is admitted or over; preempted, it may be staged anew."""
