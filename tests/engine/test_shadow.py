@@ -114,4 +114,4 @@ def test_beside_other_requests_only_rounding_differs() -> None:
     runner.engine.start_shadow(ids[0])
     runner.drain()
     view = runner.engine.shadow.view()
-    assert view.num_positions == 20 and view.kl_mean < 1e-9 and view.agreement == 1.0
+    assert view.num_positions == 20 and view.kl_mean < 1e-6 and view.agreement == 1.0
