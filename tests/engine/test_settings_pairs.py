@@ -108,7 +108,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
 NOT_LIVE = {"model.path", "model.weight_format", "model.num_threads", "tiers.disk_path",
             "tiers.disk_keep", "tiers.shared", "tiers.shared_address", "tiers.shared_mib",
             "tiers.shared_throttle_mb_s", "tiers.object_url", "tiers.object_mib",
-            "tiers.object_throttle_mb_s", "tiers.disk_transport"}  # fmt: skip
+            "tiers.object_throttle_mb_s", "tiers.disk_transport", "tiers.shared_transport",
+            "tiers.object_transport"}  # fmt: skip
 
 IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging takes single tokens
     ("cache.grouping", "retention.split"): 8,

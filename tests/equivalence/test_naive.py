@@ -159,6 +159,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 LEFT_OUT = {
     "retention.policy": "drops tokens",
     "tiers.disk_transport": "needs packages of its own: tests/spatial/test_disk_transports.py",
+    "tiers.shared_transport": "the same: tests/spatial/test_shared_transports.py",
+    "tiers.object_transport": "the same: tests/spatial/test_object_transports.py",
 }
 LIVE = [path for path, item in all_settings().items()
         if item.metadata["change"] in ("hot", "rebuild") and path not in LEFT_OUT]  # fmt: skip

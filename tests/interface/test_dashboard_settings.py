@@ -76,6 +76,8 @@ REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"tiers.disk_mib": 8.0}, "tiers.disk_path", FILE, FILE),
     ({}, "tiers.shared", "mooncake", "Mooncake is not installed"),
     ({"tiers.disk_mib": 8.0}, "tiers.disk_transport", "nixl", "NIXL is not installed"),
+    ({"tiers.shared": "store"}, "tiers.shared_transport", "nixl", "NIXL is not installed"),
+    ({"tiers.object_url": FOLDER}, "tiers.object_transport", "nixl", "not files of a folder"),
     ({"tiers.disk_codec": "planes+zstd"}, "tiers.disk_layout", "layer_first", "into one blob"),
     ({}, "tiers.disk_keep", True, "tiers.disk_path is empty"),
     ({}, "tiers.object_url", "s3://me:secret@bucket/x", "no user or password"),
@@ -186,6 +188,7 @@ def test_a_refused_value_changes_nothing(
     before: dict[str, Any], app: AppTest, owner: engine_owner.EngineOwner, tmp_path: Path,
 ) -> None:  # fmt: skip
     value, named = filled(value, tmp_path), filled(named, tmp_path)
+    needed = {name: filled(given, tmp_path) for name, given in needed.items()}
     app = turn(prepared(app, needed), path, value)
     if all_settings()[path].metadata["change"] != "hot":
         is_one_clear_sentence(answer(app), named)  # before Apply is pressed

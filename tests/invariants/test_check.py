@@ -28,6 +28,7 @@ def test_every_setting_is_changed_but_those_that_name_what_is_not_there() -> Non
     named = {
         "model.path", "model.weight_format", "model.num_threads", "cache.calibration",
         "cache.rank_plan", "tiers.disk_path", "tiers.disk_transport", "tiers.shared_address",
+        "tiers.shared_transport", "tiers.object_transport",
     }  # fmt: skip
     folders = {"tiers.object_url"}  # of the run's own
     assert changed.isdisjoint(named | folders)

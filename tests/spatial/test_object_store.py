@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import obstore
 import pytest
+import requests
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
@@ -221,6 +222,26 @@ def test_a_bucket_that_is_not_there(s3: str) -> None:
     with pytest.raises(MediumFault, match="has no such bucket") as caught:
         ObjectStore("s3://no-such-bucket/kv")
     assert SECRET not in str(caught.value)
+
+
+def test_credentials_that_are_refused(s3: str, s3_server: str) -> None:
+    store = ObjectStore(s3)
+    put = numbered(1)
+    store.put([put])
+
+    def accept(number: str) -> None:
+        """From this many requests on the server looks at credentials, of which it knows none."""
+        requests.post(f"{s3_server}/moto-api/reset-auth", data=number, timeout=5)
+
+    accept("0")
+    try:
+        assert read(store, put) == "unauthorised"
+        assert reasons(store.put([numbered(2)])) == ["unauthorised"]
+        with pytest.raises(MediumFault, match="did not accept the credentials") as caught:
+            ObjectStore(s3)
+    finally:
+        accept("inf")
+    assert SECRET not in str(caught.value) and read(store, put) == ""
 
 
 def test_an_endpoint_that_does_not_answer(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def measure_media(progress: Progress, plan: MediaPlan) -> list[Figure]:
             figures += _measure(progress, name, make(folder), plan)
     if importlib.util.find_spec("moto") is None:
         return figures + refused([f"media_s3_{what}" for what in _NAMES], "moto is not installed")
-    with _bucket() as address:
+    with own_bucket() as address:
         figures += _measure(progress, "s3", ObjectStore(address, capacity), plan)
     return figures
 
@@ -69,33 +69,15 @@ _NAMES = ("put_mb_s", "get_mb_s", "layer_gets_per_s")
 
 
 def _measure(progress: Progress, name: str, medium: Medium, plan: MediaPlan) -> list[Figure]:
-    clock = RealClock()
-    puts = [_page(number) for number in range(plan.num_pages)]
-    outs = [np.empty(PAGE_BYTES, np.uint8) for _ in range(BATCH)]
-    size = PAGE_BYTES // NUM_SLICES
-    layers = [Get(put.record, 7 * size, outs[at % BATCH][:size]) for at, put in enumerate(puts)]
-    seconds: dict[str, list[float]] = {what: [] for what in _NAMES}
+    passes = Passes(plan.num_pages)
+    size = passes.layer_bytes
     try:
-        for _ in range(plan.rounds):
-            medium.remove([put.record.key for put in puts])
-            times = [clock.now_s()]
-            for first in range(0, len(puts), BATCH):
-                succeed(medium.put(puts[first : first + BATCH]))
-            times.append(clock.now_s())
-            for first in range(0, len(puts), BATCH):
-                batch = zip(puts[first : first + BATCH], outs, strict=False)
-                succeed(medium.get([Get(put.record, 0, out) for put, out in batch]))
-            times.append(clock.now_s())
-            for first in range(0, len(layers), BATCH):
-                succeed(medium.get(layers[first : first + BATCH]))
-            times.append(clock.now_s())
-            for what, begin, end in zip(_NAMES, times, times[1:], strict=False):
-                seconds[what].append(end - begin)
-        _verify(medium, puts[-1], outs[0])
+        seconds = [passes.seconds(medium) for _ in range(plan.rounds)]
+        passes.verify(medium)
         place = medium.place
     finally:
         medium.close(keep=False)
-    put_s, get_s, layer_s = (median(seconds[what]) for what in _NAMES)
+    put_s, get_s, layer_s = (median(list(each)) for each in zip(*seconds, strict=True))
     total = plan.num_pages * PAGE_BYTES / 1e6
     note = f"{plan.num_pages} pages of {PAGE_BYTES:,} bytes, {BATCH} a call; {place}"
     if name == "s3":
@@ -112,6 +94,43 @@ def _measure(progress: Progress, name: str, medium: Medium, plan: MediaPlan) -> 
     ]
 
 
+class Passes:
+    """Pages of the default model's size, and whole passes over a medium with them."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._puts = [_page(number) for number in range(num_pages)]
+        self._outs = [np.empty(PAGE_BYTES, np.uint8) for _ in range(BATCH)]
+        self.layer_bytes = size = PAGE_BYTES // NUM_SLICES
+        self._layers = [
+            Get(put.record, 7 * size, self._outs[at % BATCH][:size])
+            for at, put in enumerate(self._puts)
+        ]
+
+    def seconds(self, medium: Medium) -> tuple[float, float, float]:
+        """Put all pages, get them whole, and get one layer of each."""
+        clock, puts = RealClock(), self._puts
+        medium.remove([put.record.key for put in puts])
+        times = [clock.now_s()]
+        for first in range(0, len(puts), BATCH):
+            succeed(medium.put(puts[first : first + BATCH]))
+        times.append(clock.now_s())
+        for first in range(0, len(puts), BATCH):
+            batch = zip(puts[first : first + BATCH], self._outs, strict=False)
+            succeed(medium.get([Get(put.record, 0, out) for put, out in batch]))
+        times.append(clock.now_s())
+        for first in range(0, len(puts), BATCH):
+            succeed(medium.get(self._layers[first : first + BATCH]))
+        times.append(clock.now_s())
+        return times[1] - times[0], times[2] - times[1], times[3] - times[2]
+
+    def verify(self, medium: Medium) -> None:
+        """Read a page and compare its checksums (WorkbenchError)."""
+        put, out = self._puts[-1], self._outs[0]
+        succeed(medium.get([Get(put.record, 0, out)]))
+        if slice_checksums(out, NUM_SLICES) != put.record.checksums:
+            raise WorkbenchError(f"{medium.place} gave wrong bytes: do not trust it")
+
+
 def _page(number: int) -> Put:
     payload = np.random.default_rng(number).integers(0, 256, PAGE_BYTES, dtype=np.uint8)
     sums = slice_checksums(payload, NUM_SLICES)
@@ -119,17 +138,11 @@ def _page(number: int) -> Put:
     return Put(PageRecord(key, PAGE_BYTES, sums, PAGE_BYTES), payload)
 
 
-def _verify(medium: Medium, put: Put, out: np.ndarray) -> None:
-    succeed(medium.get([Get(put.record, 0, out)]))
-    if slice_checksums(out, NUM_SLICES) != put.record.checksums:
-        raise WorkbenchError(f"{medium.place} gave wrong bytes: do not trust it")
-
-
 # ---- a bucket of our own
 
 
 @contextmanager
-def _bucket() -> Iterator[str]:
+def own_bucket() -> Iterator[str]:
     """The address of a bucket on an S3 server of our own, with what it wants in the environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

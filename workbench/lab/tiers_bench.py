@@ -29,6 +29,7 @@ from workbench.lab.prestage_bench import PrestagePlan, measure_prestage
 from workbench.lab.restart_bench import RestartPlan, measure_restart
 from workbench.lab.retrieval_bench import RetrievalPlan, measure_retrieval
 from workbench.lab.trace_replay import measure_trace, without_trace
+from workbench.lab.transport_bench import measure_transports
 from workbench.lab.write_policy_bench import WritePlan, measure_writes
 
 Progress = Callable[[str], None]
@@ -49,7 +50,8 @@ def measure(
     plan = disk_tier_bench.QUICK if quick else DiskPlan(file_mib=file_mib, path=path)
     figures = [*measure_copies(progress, quick=quick), *measure_disk(progress, plan)]
     figures += measure_cost_model(progress)
-    figures += measure_media(progress, media_bench.QUICK if quick else MediaPlan())
+    media = media_bench.QUICK if quick else MediaPlan()
+    figures += [*measure_media(progress, media), *measure_transports(progress, media)]
     figures += measure_writes(progress, write_policy_bench.QUICK if quick else WritePlan())
     figures += measure_restart(progress, restart_bench.QUICK if quick else RestartPlan())
     figures += measure_prestage(progress, prestage_bench.QUICK if quick else PrestagePlan())

@@ -7,6 +7,8 @@ from workbench.settings.addresses import secret_part
 from workbench.settings.declare import Section, setting
 
 DISK_TRANSPORTS = ("direct", "nixl", "kvikio")  # beyond the first: optional packages
+SHARED_TRANSPORTS = ("direct", "nixl")
+OBJECT_TRANSPORTS = ("direct", "nixl")
 DISK_LAYOUTS = ("block_first", "layer_first")
 OBJECT_SPLITS = ("order", "equal", "slack")
 BACKPRESSURES = ("off", "wait", "refuse")
@@ -54,11 +56,13 @@ class TierSettings(Section, section="tiers"):
     shared: str = setting("off", change="hot", dim="S", choices=SHARED_TIERS)
     shared_address: str = setting("", change="hot", dim="S")
     shared_mib: float = setting(1024.0, change="hot", dim="S", low=0.0, high=1048576, unit="MiB")
+    shared_transport: str = setting("direct", change="hot", dim="S", choices=SHARED_TRANSPORTS)
     shared_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )
     object_url: str = setting("", change="hot", dim="S")
     object_mib: float = setting(4096.0, change="hot", dim="S", low=0.0, high=16777216, unit="MiB")
+    object_transport: str = setting("direct", change="hot", dim="S", choices=OBJECT_TRANSPORTS)
     object_throttle_mb_s: float = setting(
         0.0, change="hot", dim="S", low=0.0, high=100000, unit="MB/s (0 = off)"
     )

@@ -37,7 +37,8 @@ def place_of(name: str, settings: TierSettings) -> Place | None:
     if name == G3:
         return Place("disk", _real_path(settings.disk_path), settings.disk_keep)
     if name == POOL:
-        return Place(settings.shared, settings.shared_address, keep=True)
+        transport = settings.shared_transport if settings.shared == "store" else "direct"
+        return Place(settings.shared, settings.shared_address, True, transport)
     return Place("objects", settings.object_url, keep=True)
 
 
@@ -58,9 +59,8 @@ def open_medium(name: str, settings: TierSettings, clock: Clock) -> Medium:
             ways = DiskWays(transport=settings.disk_transport)
             return DiskFile(settings.disk_path, size, keep=bool(settings.disk_path), ways=ways)
         if name == POOL:
-            pools = {"store": SharedStoreClient, "valkey": ValkeyPool, "mooncake": MooncakePool}
-            return pools[settings.shared](settings.shared_address, size)
-        return ObjectStore(settings.object_url, size, clock)
+            return _open_pool(settings, size)
+        return ObjectStore(settings.object_url, size, clock, settings.object_transport)
     except MediumFault as fault:
         raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None
 
@@ -70,17 +70,21 @@ def prepare(name: str, medium: Medium, settings: TierSettings) -> None:
 
     Nothing has changed then.
     """
-    if isinstance(medium, DiskFile):
-        try:
+    try:
+        if isinstance(medium, DiskFile):
             medium.prepare(settings.disk_transport)
-        except MediumFault as fault:
-            raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None
+        if isinstance(medium, ObjectStore):
+            medium.prepare(settings.object_transport)
+    except MediumFault as fault:
+        raise TierError(f"{WHAT[name]} cannot be opened: {fault}") from None
 
 
 def arrange(medium: Medium, settings: TierSettings) -> None:
-    """Let a disk lay pages as the settings say; the tier's thread only."""
+    """Let a medium lay and move pages as the settings say; the tier's thread only."""
     if isinstance(medium, DiskFile):
         medium.arrange(settings.disk_layout, settings.disk_coalesce)
+    if isinstance(medium, ObjectStore):
+        medium.arrange()
 
 
 def page_budget_bytes(medium: Medium, capacity: int) -> int:
@@ -116,6 +120,14 @@ def check_sizes(hint: int, dram_bytes: int, settings: TierSettings) -> None:
 def _chosen(name: str, settings: TierSettings) -> bool:
     """Whether a slow tier has a medium, whatever its size."""
     return {"G3": True, "G3.5": settings.shared != "off", "G4": bool(settings.object_url)}[name]
+
+
+def _open_pool(settings: TierSettings, size: int) -> Medium:
+    if settings.shared == "store":
+        transport = settings.shared_transport
+        return SharedStoreClient(settings.shared_address, size, transport=transport)
+    pools = {"valkey": ValkeyPool, "mooncake": MooncakePool}
+    return pools[settings.shared](settings.shared_address, size)
 
 
 def _real_path(path: str) -> str:

@@ -38,15 +38,17 @@ _OTHER_CREDENTIALS = (
 
 @dataclass(frozen=True)
 class OpenedStore:
-    """A client of the storage, the prefix of our objects, its name for people, and its folder.
+    """A client of the storage, the prefix of our objects, its name for people, and where it lies.
 
-    `folder` is empty for a bucket.
+    `folder` is empty for a bucket, `bucket` for a folder; `endpoint` is empty for Amazon's.
     """
 
     store: LocalStore | S3Store = field(repr=False)
     prefix: str
     place: str
     folder: str = ""
+    bucket: str = ""
+    endpoint: str = ""
 
 
 def open_store(address: str, environment: Mapping[str, str] = os.environ) -> OpenedStore:
@@ -126,7 +128,8 @@ def _open_bucket(address: str, environment: Mapping[str, str]) -> OpenedStore:
     )
     prefix = path.strip("/")
     place = f"s3://{bucket}/{prefix}".rstrip("/") + (f" at {named}" if named else "")
-    return OpenedStore(store, prefix + "/" if prefix else "", place)
+    prefix = prefix + "/" if prefix else ""
+    return OpenedStore(store, prefix, place, "", bucket, named)
 
 
 def _check_endpoint(endpoint: str) -> str:

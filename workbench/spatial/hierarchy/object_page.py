@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,18 @@ FAULTS = (BaseError, OSError, ValueError, MediumFault)
 
 
 class PageObjects:
-    """Pages of one storage, by path."""
+    """Pages of one storage, by path, moved by its own client."""
 
     def __init__(self, store: LocalStore | S3Store) -> None:
         self._store = store
+        self.way = "files" if isinstance(store, LocalStore) else "HTTP ranges"
 
     def create(self, path: str, put: Put) -> str:
         """Create an object where none is; a reason, or one of FAULTS, where that cannot be."""
         header = encode_header(put.record)
         parts: Any = [header, memoryview(put.payload)]  # type: ignore[arg-type]
         try:
-            obstore.put(self._store, path, parts, mode="create")
+            self._write(path, parts)
         except (AlreadyExistsError, PreconditionError):
             return self._settle_existing(path, put.record.key, header, parts)
         return ""
@@ -69,6 +71,12 @@ class PageObjects:
         except FAULTS as error:
             return fault_reason(error)
 
+    def num_requests(self, gets: Sequence[Get]) -> int:
+        """Range requests that `read` makes: those of an object that lie close together are one."""
+        spans = sorted((get.offset, get.offset + get.out.nbytes) for get in gets)
+        gaps = (begin - end for (_, end), (begin, _) in pairwise(spans))
+        return 1 + sum(gap > COALESCE_BYTES for gap in gaps)
+
     def record(self, path: str) -> PageRecord | None:
         """The record of a whole object; None for anything else."""
         try:
@@ -78,6 +86,10 @@ class PageObjects:
         except FAULTS:
             return None
         return record if total_bytes(record) == size else None
+
+    def _write(self, path: str, parts: Any) -> None:
+        """Make an object of header and payload; AlreadyExistsError where one is, or a fault."""
+        obstore.put(self._store, path, parts, mode="create")
 
     def _settle_existing(self, path: str, key: bytes, header: bytes, parts: Any) -> str:
         """What lies there already: a whole page stays, a broken object is replaced."""

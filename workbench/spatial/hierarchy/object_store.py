@@ -15,7 +15,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import obstore
@@ -30,7 +29,8 @@ from workbench.spatial.hierarchy.object_address import (
 )
 from workbench.spatial.hierarchy.object_folder import hide_folder, is_own, show_folder
 from workbench.spatial.hierarchy.object_ledger import ObjectLedger
-from workbench.spatial.hierarchy.object_page import COALESCE_BYTES, FAULTS, PageObjects
+from workbench.spatial.hierarchy.object_page import FAULTS, PageObjects
+from workbench.spatial.hierarchy.object_transports import open_pages
 from workbench.spatial.hierarchy.record_header import (
     storage_name,
     total_bytes,
@@ -57,13 +57,18 @@ class ObjectStore:
     persistent = True
 
     def __init__(
-        self, address: str = "", capacity_bytes: int = 0, clock: Clock | None = None
+        self,
+        address: str = "",
+        capacity_bytes: int = 0,
+        clock: Clock | None = None,
+        transport: str = "direct",
     ) -> None:
         self._opened: OpenedStore = open_store(address)
         self._store = self._opened.store
-        self._pages = PageObjects(self._store)
+        self._pages = open_pages(self._opened, transport)
+        self._next: PageObjects = self._pages
+        self._transport = transport
         self.place = self._opened.place
-        self.way = "files" if self._opened.folder else "HTTP ranges"
         self._clock = clock or RealClock()
         self._owner = secrets.token_bytes(16)
         self.counts = IoCounts()  # requests for pages, and the bytes of those
@@ -99,7 +104,7 @@ class ObjectStore:
             groups.setdefault(id(get.record), []).append(index)
         done = [Done()] * len(gets)
         self.counts.num_reads += sum(
-            _num_requests([gets[at] for at in members]) for members in groups.values()
+            self._pages.num_requests([gets[at] for at in members]) for members in groups.values()
         )
         self.counts.read_bytes += sum(get.out.nbytes for get in gets)
 
@@ -132,6 +137,22 @@ class ObjectStore:
             for meta, record in zip(batch, records, strict=True):
                 if record is not None and meta["path"] == self._path(record.key):
                     yield record, self._real_size(meta)
+
+    @property
+    def way(self) -> str:
+        """How bytes move now."""
+        return self._pages.way
+
+    def prepare(self, transport: str) -> None:
+        """Open the transport that `arrange` will take; MediumFault where it cannot be had."""
+        self._next = self._pages
+        if transport != self._transport:
+            self._next = open_pages(self._opened, transport)
+        self._transport = transport
+
+    def arrange(self) -> None:
+        """Move pages as prepared from now on."""
+        self._pages = self._next
 
     def resize(self, capacity_bytes: int) -> bool:
         """Take a new cap."""
@@ -274,10 +295,3 @@ class ObjectStore:
             "unreachable": "does not answer",
         }
         return f"object storage {self.place} {words.get(reason, f'cannot be used ({reason})')}"
-
-
-def _num_requests(gets: Sequence[Get]) -> int:
-    """Range requests that reads of one object become: those that lie close together are one."""
-    spans = sorted((get.offset, get.offset + get.out.nbytes) for get in gets)
-    gaps = (begin - end for (_, end), (begin, _) in pairwise(spans))
-    return 1 + sum(gap > COALESCE_BYTES for gap in gaps)

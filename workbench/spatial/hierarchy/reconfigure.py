@@ -1,6 +1,6 @@
 """Live change of the tiers: everything that can fail happens before anything changes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from workbench.config import TierSettings
@@ -23,7 +23,7 @@ from workbench.spatial.hierarchy.media import (
 )
 from workbench.spatial.hierarchy.medium import Medium
 from workbench.spatial.hierarchy.mover import G2, Mover
-from workbench.spatial.hierarchy.slow_tier import SlowTier
+from workbench.spatial.hierarchy.slow_tier import Place, SlowTier
 
 if TYPE_CHECKING:
     from workbench.spatial.hierarchy.hierarchy import Hierarchy
@@ -88,7 +88,7 @@ def _open_media(mover: Mover, settings: TierSettings) -> dict[str, Medium]:
     try:
         for tier in mover.ladder.tiers:
             place = place_of(tier.name, settings)
-            if place is not None and not _same(tier, place.kind, place.address):
+            if place is not None and not _same(tier, place):
                 opened[tier.name] = open_medium(tier.name, settings, mover.clock)
             elif place is not None and tier.medium is not None:
                 prepare(tier.name, tier.medium, settings)
@@ -105,7 +105,7 @@ def _grow(mover: Mover, settings: TierSettings) -> None:
     grown: list[tuple[SlowTier, int]] = []
     for tier in mover.ladder.tiers:
         size, place = capacity_bytes(tier.name, settings), place_of(tier.name, settings)
-        if place is None or not _same(tier, place.kind, place.address) or size <= tier.cap_bytes:
+        if place is None or not _same(tier, place) or size <= tier.cap_bytes:
             continue
         grown.append((tier, tier.cap_bytes))
         if not tier.resize(size):
@@ -117,10 +117,9 @@ def _grow(mover: Mover, settings: TierSettings) -> None:
             )
 
 
-def _same(tier: SlowTier, kind: str, address: str) -> bool:
-    return tier.on and tier.where is not None and (tier.where.kind, tier.where.address) == (
-        kind, address
-    )  # fmt: skip
+def _same(tier: SlowTier, place: Place) -> bool:
+    now = tier.where if tier.on else None
+    return now is not None and replace(now, keep=place.keep) == place
 
 
 def _renew(hierarchy: "Hierarchy", at: int, settings: TierSettings, medium: Medium | None) -> int:

@@ -20,7 +20,7 @@ from workbench.spatial.hierarchy.record_header import (
     storage_name,
     total_bytes,
 )
-from workbench.spatial.hierarchy.shared_store_arena import Arena
+from workbench.spatial.hierarchy.shared_store_arena import ArenaAccess
 from workbench.spatial.hierarchy.shared_store_copy import TimedCopies
 from workbench.spatial.hierarchy.shared_store_link import StoreLink
 from workbench.spatial.hierarchy.shared_store_protocol import (
@@ -30,6 +30,7 @@ from workbench.spatial.hierarchy.shared_store_protocol import (
     Usage,
     Welcome,
 )
+from workbench.spatial.hierarchy.shared_store_remote import attach_by
 
 SERVER_MODULE = "workbench.spatial.hierarchy.shared_store_server"
 START_S = 20.0  # a cold disk can take seconds to start a Python process
@@ -44,11 +45,11 @@ class SharedStoreClient:
 
     `address` empty: a private store of `capacity_bytes`. `lease_ms` 0: as the store offers.
     `pace(num_bytes)` is called before each piece is copied, for a throttle that waits.
+    `transport`: `direct` maps the store's memory, `nixl` reaches it through UCX.
     """
 
     shared = True
     persistent = False
-    way = "shared memory"
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class SharedStoreClient:
         timeout_s: float = 2.0,
         lease_ms: int = 0,
         pace: Callable[[int], None] | None = None,
+        transport: str = "direct",
     ) -> None:
         self._owner = secrets.token_bytes(16)
         self._lease_ms = lease_ms
@@ -67,13 +69,15 @@ class SharedStoreClient:
         self._capacity_bytes = capacity_bytes
         self._started_at_s = 0.0
         self._companion: Companion | None = None
+        self._transport = transport
         self._closed = False
+        attach = attach_by(transport, self._clock.now_s)
         if not address:
             self._companion = Companion("kvw-store-")
             address = f"ipc://{self._companion.folder}/store"
             self._start_companion(self._companion, address)
         self.place = "a store of this engine's own" if self._companion else address
-        self._link = StoreLink(address, self._owner, timeout_s)
+        self._link = StoreLink(address, self._owner, timeout_s, attach)
         try:
             self._open()
         except MediumFault:
@@ -81,6 +85,7 @@ class SharedStoreClient:
             if self._companion is not None:
                 self._companion.close()
             raise
+        self.way = self._link.arena.way
 
     def charge_bytes(self, record: PageRecord) -> int:
         """Header and payload in whole blocks of 4096 bytes."""
@@ -225,7 +230,7 @@ class SharedStoreClient:
         self._started_at_s = self._clock.now_s()
         companion.start([
             sys.executable, "-m", SERVER_MODULE, "--address", address, "--mib", repr(mib),
-            "--watch-stdin",
+            "--watch-stdin", "--transport", self._transport,
         ])  # fmt: skip
 
     def _call(self, body: protocol.Body, kind: type[_Value]) -> _Value:
@@ -233,7 +238,7 @@ class SharedStoreClient:
 
     def _call_mapped(
         self, body: protocol.Body, kind: type[_Value]
-    ) -> tuple[_Value, Arena, Welcome]:
+    ) -> tuple[_Value, ArenaAccess, Welcome]:
         """The answer, with the memory it speaks of: another store may be greeted any moment."""
         with self._lock:
             if self._closed:
@@ -276,11 +281,16 @@ class SharedStoreClient:
         until_s = start_s + welcome.put_timeout_ms / 1000
         given = [at for at, slot in enumerate(slots) if not slot.reason]
         kept = [self._copies.write(arena, puts[at], slots[at].runs, until_s) for at in given]
-        reasons = [slot.reason for slot in slots]
-        if given:
-            commit = protocol.Commit([slots[at].ticket for at in given], kept)
-            for at, reason in zip(given, self._call(commit, list[str]), strict=True):
-                reasons[at] = "expired" if reason == "discarded" else reason
+        failed = "expired" if self._clock.now_s() > until_s else "unreachable"
+        reasons = [slot.reason or failed for slot in slots]
+        # A write given up on its way may still land: its room is not given back, but left to the
+        # store's quarantine.
+        ended = [n for n, whole in enumerate(kept) if whole or not arena.lost]
+        if ended:
+            tickets = [slots[given[n]].ticket for n in ended]
+            commit = protocol.Commit(tickets, [kept[n] for n in ended])
+            for n, reason in zip(ended, self._call(commit, list[str]), strict=True):
+                reasons[given[n]] = "expired" if reason == "discarded" else reason
         return [
             Done(reason) if reason else Done("", self.charge_bytes(put.record))
             for reason, put in zip(reasons, puts, strict=True)

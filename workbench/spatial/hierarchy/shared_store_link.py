@@ -1,6 +1,7 @@
 """A client's connection to a shared store: calls with a time limit, and the memory it shares."""
 
 import socket
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -9,7 +10,7 @@ import zmq
 from workbench.clock import RealClock
 from workbench.spatial.hierarchy import shared_store_protocol as protocol
 from workbench.spatial.hierarchy.medium import MediumFault
-from workbench.spatial.hierarchy.shared_store_arena import Arena
+from workbench.spatial.hierarchy.shared_store_arena import ArenaAccess
 from workbench.spatial.hierarchy.shared_store_protocol import Answer, Body, Call, Welcome
 
 CONNECT_S = 0.2  # a store that is there answers a connection at once
@@ -18,16 +19,23 @@ _Value = TypeVar("_Value")
 
 
 class StoreLink:
-    """One DEALER socket and one mapping; used by one thread at a time.
+    """One DEALER socket, and the memory as `attach` reaches it; used by one thread at a time.
 
     A store that went away is a MediumFault "unreachable" within `timeout_s`; one that came back,
     or another in its place, is greeted anew by the next call.
     """
 
-    def __init__(self, address: str, owner: bytes, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        owner: bytes,
+        timeout_s: float,
+        attach: Callable[[Welcome], ArenaAccess],
+    ) -> None:
         protocol.check_address(address)
         self.address = address
         self._owner = owner
+        self._attach = attach
         self._timeout_s = timeout_s
         self._clock = RealClock()
         self._context = zmq.Context()
@@ -44,7 +52,7 @@ class StoreLink:
         self._answers = msgspec.msgpack.Decoder(Answer)
         self._last_call = 0
         self._welcome: Welcome | None = None
-        self._arena: Arena | None = None
+        self._arena: ArenaAccess | None = None
 
     @property
     def welcome(self) -> Welcome:
@@ -54,14 +62,14 @@ class StoreLink:
         return self._welcome
 
     @property
-    def arena(self) -> Arena:
+    def arena(self) -> ArenaAccess:
         """The store's memory."""
         if self._arena is None:
             raise self._unreachable()
         return self._arena
 
     def greet(self, opening: bool = False) -> None:
-        """Say Hello and map the store's memory (MediumFault with one sentence).
+        """Say Hello and reach the store's memory (MediumFault with one sentence).
 
         `opening`: tell a stranger who listens there from nobody, which takes a little longer.
         """
@@ -71,11 +79,11 @@ class StoreLink:
             welcome = msgspec.msgpack.decode(answer.value, type=Welcome)
         except msgspec.DecodeError:
             raise self._foreign() from None
-        self._arena, self._welcome = Arena.attach(welcome), welcome
+        self._arena, self._welcome = self._attach(welcome), welcome
 
     def call(self, body: Body, kind: type[_Value]) -> _Value:
         """The store's answer (MediumFault)."""
-        if self._welcome is None:
+        if self._welcome is None or self.arena.lost:
             self.greet()
         answer = self._exchange(body, CONNECT_S)
         if answer.error == "stale":  # another store has taken its place

@@ -137,7 +137,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Which memory to map: descriptor `fd` of process `pid`, with `arena` in its first bytes."""
+    """Which memory to map: descriptor `fd` of process `pid`, with `arena` in its first bytes.
+
+    `nixl`: metadata of the agent that offers it to UCX, at address `nixl_base`; empty without.
+    """
 
     pid: int
     fd: int
@@ -145,6 +148,8 @@ class Welcome(msgspec.Struct, frozen=True):
     arena_bytes: int
     lease_ms: int
     put_timeout_ms: int
+    nixl: bytes = b""
+    nixl_base: int = 0
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):

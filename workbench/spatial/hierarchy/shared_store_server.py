@@ -19,12 +19,14 @@ import msgspec
 import zmq
 
 from workbench.clock import RealClock
+from workbench.settings.tiers import SHARED_TRANSPORTS
 from workbench.spatial.hierarchy import shared_store_protocol as protocol
 from workbench.spatial.hierarchy.medium import MediumFault
 from workbench.spatial.hierarchy.record_header import PROBE_BYTES, needed_bytes
 from workbench.spatial.hierarchy.shared_store_arena import Arena
 from workbench.spatial.hierarchy.shared_store_index import StoreIndex, StoreLimits
 from workbench.spatial.hierarchy.shared_store_protocol import BLOCK, Answer, Call, Runs
+from workbench.spatial.hierarchy.shared_store_remote import OfferedArena
 
 SWEEP_MS = 100
 MIB = 1024 * 1024
@@ -32,10 +34,19 @@ USER_ERROR = 2
 
 
 class StoreServer:
-    """One store behind one socket; MediumFault with one sentence if it cannot be opened."""
+    """One store behind one socket; MediumFault with one sentence if it cannot be opened.
+
+    `private`: one engine alone uses it, and may seal it. `transport` `nixl`: the memory is offered
+    to UCX too.
+    """
 
     def __init__(
-        self, address: str, capacity_mib: float, limits: StoreLimits, private: bool = False
+        self,
+        address: str,
+        capacity_mib: float,
+        limits: StoreLimits,
+        private: bool = False,
+        transport: str = "direct",
     ) -> None:
         num_blocks = int(capacity_mib * MIB) // BLOCK
         if num_blocks < 1:
@@ -50,6 +61,7 @@ class StoreServer:
             raise MediumFault(
                 "capacity", f"--mib {capacity_mib}: no such memory ({error})"
             ) from None
+        self._offered = OfferedArena(self._arena) if transport == "nixl" else None
         self._index = StoreIndex(num_blocks, limits, self._read_header)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -82,6 +94,9 @@ class StoreServer:
                 break
             while self._socket.poll(0):
                 self._take(self._socket.recv_multipart())
+            if self._offered is not None:
+                # Before a quarantine may end: what was sent by then lands in nobody else's room.
+                self._offered.progress()
             self._index.sweep(self._clock.now_s())
         self._context.destroy(linger=0)
 
@@ -128,6 +143,8 @@ class StoreServer:
             arena_bytes=self._arena.memory.nbytes,
             lease_ms=int(self._limits.lease_s * 1000),
             put_timeout_ms=int(self._limits.put_timeout_s * 1000),
+            nixl=self._offered.metadata if self._offered is not None else b"",
+            nixl_base=self._offered.base if self._offered is not None else 0,
         )
 
     def _on_allocate(self, body: protocol.Allocate, owner: bytes, now_s: float) -> Any:
@@ -214,14 +231,12 @@ def run(
     capacity_mib: float,
     limits: StoreLimits,
     watch_stdin: bool = False,
+    transport: str = "direct",
     on_ready: Callable[[], None] = lambda: None,
     private: bool = False,
 ) -> None:
-    """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault).
-
-    `private`: one engine alone uses it, and may seal it.
-    """
-    server = StoreServer(address, capacity_mib, limits, private)
+    """Serve until SIGTERM, SIGINT, or the end of standard input (MediumFault); see StoreServer."""
+    server = StoreServer(address, capacity_mib, limits, private, transport)
     on_ready()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
@@ -238,10 +253,12 @@ def main() -> None:
     parser.add_argument("--put-timeout-s", type=float, default=StoreLimits.put_timeout_s)
     parser.add_argument("--quarantine-s", type=float, default=StoreLimits.quarantine_s)
     parser.add_argument("--watch-stdin", action="store_true")
+    parser.add_argument("--transport", choices=SHARED_TRANSPORTS, default="direct")
     given = parser.parse_args()
     try:
         limits = StoreLimits(given.ttl_s, given.lease_s, given.put_timeout_s, given.quarantine_s)
-        run(given.address, given.mib, limits, given.watch_stdin, private=given.watch_stdin)
+        private = given.watch_stdin
+        run(given.address, given.mib, limits, private, given.transport, private=private)
     except (MediumFault, ValueError) as error:
         print(error, file=sys.stderr)
         sys.exit(USER_ERROR)

@@ -50,11 +50,15 @@ from workbench.spatial.hierarchy.throttle import paced_s
 
 @dataclass(frozen=True)
 class Place:
-    """Which medium a tier lies on: `kind` and `address`; `keep` its pages when it is closed."""
+    """Which medium a tier lies on; `keep` its pages when it is closed.
+
+    `transport`: where another one takes a medium opened anew.
+    """
 
     kind: str
     address: str = ""
     keep: bool = False
+    transport: str = "direct"
 
 
 class SlowTier:
