@@ -50,7 +50,7 @@ test-long: $(VENV)/.tests model ## run the long tests, and name those that were 
 test-transports: .venv-transports/.done ## test the optional transports, NIXL and Mooncake, in .venv-transports
 	@.venv-transports/bin/python -m pytest -rs tests/spatial/test_disk_transports.py \
 		tests/spatial/test_shared_transports.py tests/spatial/test_object_transports.py \
-		tests/spatial/test_mooncake_pool.py $(PYTEST_ARGS)
+		tests/spatial/test_mooncake_pool.py tests/lab/test_transport_bench.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tests ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .

@@ -109,16 +109,20 @@ class DrivenCache:
             known = record.num_computed_tokens
         else:
             found = self.fetcher.usable_pages(request, hit)
-            loaded, hit = found.pages, hit.full if found.num_pages else hit
-            known = hit.num_tokens + len(loaded) * SIZE
+            hit = hit.full if found.num_pages else hit
+            num_loaded = found.num_pages * SIZE
+            known = hit.num_tokens + num_loaded
             assert known <= request.num_tokens - 1
             count = min(chunk, request.num_tokens - known)
-            admitted = self.manager.admit(request, hit, len(loaded) * SIZE + count,
+            admitted = self.manager.admit(request, hit, num_loaded + count,
                                           reserve_tokens=reserve,
                                           lineage=found.lineage)  # fmt: skip
-            if admitted and loaded:
-                self.fetcher.place(request, len(hit.rows), found)
-                self.manager.commit(request, len(loaded) * SIZE)
+            if admitted and found.num_pages:
+                if not self.fetcher.place(request, len(hit.rows), found):  # a page was damaged
+                    self.manager.free(request)
+                    self.admit(request, chunk, reserve)
+                    return
+                self.manager.commit(request, num_loaded)
                 self.manager.publish(request, known)
         if not admitted:
             assert self.state() == before  # I5

@@ -106,3 +106,12 @@ def test_what_the_shadow_takes_is_no_latency_of_the_engine() -> None:
     assert set(engine.metrics.step_ms.values()) == {0.0}
     assert engine.recorder.last.wall_ms == engine.recorder.last.other_ms == 0.0
     assert engine.metrics.recompute_s(100) == 0.0
+
+
+def test_beside_other_requests_only_rounding_differs() -> None:
+    runner = Runner(build())
+    ids = [runner.add(tokens(40 + seed, seed), 20) for seed in range(4)]
+    runner.engine.start_shadow(ids[0])
+    runner.drain()
+    view = runner.engine.shadow.view()
+    assert view.num_positions == 20 and view.kl_mean < 1e-6 and view.agreement == 1.0

@@ -204,3 +204,21 @@ def test_addresses() -> None:
         parse_address("mooncake://me:secret@host:1")
     with pytest.raises(SettingError, match="may hold no user or password"):
         TierSettings(shared_address="mooncake://me:secret@host:1")
+
+
+@real
+def test_a_pool_of_ones_own_is_unplugged_and_comes_back_empty(own: MooncakePool) -> None:
+    put = numbered(1)
+    assert reasons(own.put([put])) == [""] and own.can_unplug
+    own.unplug()
+    assert read(own, put) != "" and reasons(own.put([numbered(2)])) != [""]
+    own.plug_in()
+    wait_for(lambda: reasons(own.put([numbered(3)])) == [""], 60.0)
+    assert own.probe([put.record.key]) == [None]
+    shared = MooncakePool(f"mooncake://127.0.0.1:{own._link.master.port}", LEAST_BYTES)
+    try:
+        assert not shared.can_unplug
+        shared.unplug()  # somebody else's is left alone
+        assert reasons(own.put([numbered(4)])) == [""]
+    finally:
+        shared.close(keep=False)
