@@ -321,11 +321,11 @@ def test_above_the_watermark_several_go_at_once(harness):
 def test_a_pinned_page_is_never_evicted(harness):
     t = harness(2, 2)
     fill(t, 1)
-    assert t.h.pin(t.key(0)) and not t.h.pin(t.key(9))
+    assert t.h.holds.pin(t.key(0)) and not t.h.holds.pin(t.key(9))
     fill(t, 6, first=1)
     assert 0 in held(t, "G2")
     t.h.check_integrity(strict=True)
-    t.h.unpin(t.key(0))
+    t.h.holds.unpin(t.key(0))
     fill(t, 2, first=7)
     assert 0 not in held(t, "G2")
 
@@ -333,7 +333,7 @@ def test_a_pinned_page_is_never_evicted(harness):
 def test_a_lease_ends_with_its_time(harness):
     t = harness(2, 0, ManualClock())
     fill(t, 1)
-    t.h.pin(t.key(0), 10.0)
+    t.h.holds.pin(t.key(0), 10.0)
     fill(t, 4, first=1)
     assert 0 in held(t, "G2")
     t.clock.advance(10.0)

@@ -29,11 +29,11 @@ def holds(t: Harness, tier: str = "G2") -> dict[int, Hold]:
 def test_a_soft_pin_goes_after_all_that_nothing_holds(harness):
     t = harness(3, 0, ManualClock())
     fill(t, 0, 1, 2)
-    assert t.h.pin(t.key(0), soft=True)
+    assert t.h.holds.pin(t.key(0), soft=True)
     fill(t, 3, 4)
     assert held(t) == {0, 3, 4}  # 1 and 2 went, though 0 was used before them
     for number in (3, 4):
-        t.h.pin(t.key(number), soft=True)
+        t.h.holds.pin(t.key(number), soft=True)
     fill(t, 5)
     assert held(t) == {3, 4, 5}  # all were soft: the least recently used of them had to go
     assert holds(t) == {3: Hold.SOFT, 4: Hold.SOFT, 5: Hold.NONE}
@@ -42,11 +42,11 @@ def test_a_soft_pin_goes_after_all_that_nothing_holds(harness):
 def test_a_hard_pin_is_spared_where_a_soft_one_is_not(harness):
     t = harness(2, 0, ManualClock())
     fill(t, 0, 1)
-    t.h.pin(t.key(0))
-    t.h.pin(t.key(1), soft=True)
+    t.h.holds.pin(t.key(0))
+    t.h.holds.pin(t.key(1), soft=True)
     fill(t, 2)
     assert held(t) == {0, 2} and holds(t)[0] is Hold.HARD
-    t.h.pin(t.key(2))
+    t.h.holds.pin(t.key(2))
     assert not t.store(t.key(3))  # everything is held, and no tier lies below
     t.h.check_integrity(strict=True)
 
@@ -54,10 +54,10 @@ def test_a_hard_pin_is_spared_where_a_soft_one_is_not(harness):
 def test_a_soft_pin_ends_with_its_time_and_lists_tell(harness):
     t = harness(2, 0, ManualClock())
     fill(t, 0, 1)
-    t.h.pin(t.key(0), 10.0, soft=True)
-    assert t.h.held_for_s(t.key(0)) == 10.0 and holds(t)[0] is Hold.SOFT
+    t.h.holds.pin(t.key(0), 10.0, soft=True)
+    assert t.h.holds.left_s(t.key(0)) == 10.0 and holds(t)[0] is Hold.SOFT
     t.clock.advance(10.0)
-    assert t.h.held_for_s(t.key(0)) is None
+    assert t.h.holds.left_s(t.key(0)) is None
     t.h.poll()
     assert holds(t)[0] is Hold.NONE
     fill(t, 2)
@@ -67,7 +67,7 @@ def test_a_soft_pin_ends_with_its_time_and_lists_tell(harness):
 def test_a_pin_goes_with_the_page_from_tier_to_tier(harness):
     t = harness(1, 2, ManualClock())
     fill(t, 0, 1, 2)
-    t.h.pin(t.key(0))
+    t.h.holds.pin(t.key(0))
     assert holds(t, "G3") == {0: Hold.HARD, 1: Hold.NONE}
     fill(t, 3, 4, 5)
     assert held(t, "G3") == {0, 4}
@@ -75,7 +75,7 @@ def test_a_pin_goes_with_the_page_from_tier_to_tier(harness):
     t.settle()  # what it pushed out of DRAM is written
     fill(t, 6)
     assert holds(t)[0] is Hold.HARD  # and no longer on disk alone
-    t.h.unpin(t.key(0))
+    t.h.holds.unpin(t.key(0))
     fill(t, 7)
     assert held(t) == {7}
 
@@ -93,23 +93,23 @@ def test_a_soft_page_that_went_down_goes_last_there_too(harness):
 
 def test_what_is_not_there_cannot_be_pinned_but_kept_for_later(harness):
     t = harness(2, 0, ManualClock())
-    assert not t.h.pin(t.key(0))
+    assert not t.h.holds.pin(t.key(0))
     t.h.keep([t.key(0)], 60.0)
     fill(t, 0, 1, 2)
     assert held(t) == {0, 2}
     t.h.clear()
-    assert t.h.held_for_s(t.key(0)) is None
+    assert t.h.holds.left_s(t.key(0)) is None
 
 
 def test_private_pages_are_pinned_too(harness):
     t = harness(2, 0, ManualClock())
     key = PrivateKey("request", 0, 0, 0)
     t.store(key)
-    assert t.h.pin(key)
+    assert t.h.holds.pin(key)
     fill(t, 1, 2, 3)
     assert any(row[0] == key for row in t.h.entries("G2"))
     t.h.drop_private("request")
-    assert not t.h.pin(key)
+    assert not t.h.holds.pin(key)
 
 
 numbers = st.integers(0, 7)
@@ -146,9 +146,9 @@ def test_eviction_takes_the_unheld_then_the_soft_and_never_the_hard(
                 t.clock.advance(seconds)  # type: ignore[attr-defined]
                 t.h.poll()
             elif what == "unpin":
-                t.h.unpin(key)
+                t.h.holds.unpin(key)
             else:
-                assert t.h.pin(key, seconds, soft=what == "soft") == (number in before)
+                assert t.h.holds.pin(key, seconds, soft=what == "soft") == (number in before)
             t.h.check_integrity(strict=True)
     finally:
         t.h.close()

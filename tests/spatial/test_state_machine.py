@@ -218,7 +218,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(key=keys, seconds=st.sampled_from([-1.0, 0.01, float("inf")]))
     def pin(self, key: TierKey, seconds: float) -> None:
-        if self.h.pin(key, seconds):
+        if self.h.holds.pin(key, seconds):
             assert key in self.stored
 
     @rule(kind=st.sampled_from(FAULTS))

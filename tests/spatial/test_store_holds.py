@@ -45,10 +45,10 @@ def push_out(harness: Any, store: dict[str, Any], first: int = 1000) -> None:
 def test_a_shared_store_holds_what_is_pinned_and_leased(harness: Any, store: Any) -> None:
     t = harness(0, 0, ManualClock(), **store)
     fill(t, range(4))
-    assert t.h.tiers_with(t.key(0)) == [("G3.5", True)]
-    assert t.h.pin(t.key(0))
-    assert t.h.pin(t.key(1), 60.0) and t.h.pin(t.key(2), 0.05)
-    t.h.renew_holds()
+    assert t.h.holds.tiers_with(t.key(0)) == [("G3.5", True)]
+    assert t.h.holds.pin(t.key(0))
+    assert t.h.holds.pin(t.key(1), 60.0) and t.h.holds.pin(t.key(2), 0.05)
+    t.h.holds.renew()
     t.settle()
     time.sleep(0.2)  # the store's own clock ends the short lease
     push_out(harness, store)
@@ -63,18 +63,18 @@ def test_holds_are_renewed_as_long_as_they_last(
     monkeypatch.setattr(store_holds, "RENEW_S", 0.1)
     t = harness(0, 0, ManualClock(), **store)  # its clock stands, as that of a paused engine
     fill(t, range(2))
-    assert t.h.pin(t.key(0)) and t.h.pin(t.key(1))
+    assert t.h.holds.pin(t.key(0)) and t.h.holds.pin(t.key(1))
     for _ in range(12):
         time.sleep(0.1)
-        t.h.renew_holds()
-    t.h.unpin(t.key(1))
+        t.h.holds.renew()
+    t.h.holds.unpin(t.key(1))
     for _ in range(8):
         time.sleep(0.1)
-        t.h.renew_holds()
+        t.h.holds.renew()
     t.settle()
     monkeypatch.setattr(store_holds, "HOLD_S", 30.0)
     t.h.mover.store_holds.changed(t.key(0))
-    t.h.renew_holds()
+    t.h.holds.renew()
     t.settle()
     push_out(harness, store)
     assert t.load([t.key(0), t.key(1)]) == ["G3.5", ""]
@@ -83,10 +83,10 @@ def test_holds_are_renewed_as_long_as_they_last(
 def test_a_page_that_goes_last_is_used_again_and_again(harness: Any, store: Any) -> None:
     t = harness(0, 0, ManualClock(), **store)
     fill(t, range(2))
-    assert t.h.pin(t.key(0), 1800.0, soft=True)
+    assert t.h.holds.pin(t.key(0), 1800.0, soft=True)
     fill(t, range(2, 40))
     t.h.mover.store_holds._due_s = 0.0  # ten seconds later
-    t.h.renew_holds()
+    t.h.holds.renew()
     t.settle()
     other = harness(0, 0, **store)
     fill(other, range(1000, 1060))  # some have to go, those that were not used for longest
@@ -96,10 +96,10 @@ def test_a_page_that_goes_last_is_used_again_and_again(harness: Any, store: Any)
 def test_a_hold_follows_its_block_into_the_store(harness: Any, store: Any) -> None:
     t = harness(4, 0, ManualClock(), write="through", **store)
     fill(t, range(1, 3))
-    t.h.renew_holds()
-    assert t.store(t.key(0)) and t.h.pin(t.key(0))
+    t.h.holds.renew()
+    assert t.store(t.key(0)) and t.h.holds.pin(t.key(0))
     t.settle()  # it is in the store now, too
-    t.h.renew_holds()
+    t.h.holds.renew()
     t.settle()
     push_out(harness, store)
     other = harness(0, 0, **store)
@@ -111,11 +111,13 @@ def test_a_hold_follows_its_block_into_the_store(harness: Any, store: Any) -> No
 def test_a_pool_that_evicts_by_itself_is_refused(harness: Any) -> None:
     t = harness(0, 0, shared="valkey", shared_mib=8.0)
     fill(t, range(1))
-    assert t.h.tiers_with(t.key(0)) == [("G3.5", False)]
-    assert not t.h.pin(t.key(0)) and t.h.held_for_s(t.key(0)) is None
+    assert t.h.holds.tiers_with(t.key(0)) == [("G3.5", False)]
+    assert not t.h.holds.pin(t.key(0)) and t.h.holds.left_s(t.key(0)) is None
     t = harness(1, 0, shared="valkey", shared_mib=8.0, write="through")
     fill(t, range(1))
-    assert t.h.tiers_with(t.key(0)) == [("G2", True), ("G3.5", False)] and t.h.pin(t.key(0))
+    assert t.h.holds.tiers_with(t.key(0)) == [("G2", True), ("G3.5", False)] and t.h.holds.pin(
+        t.key(0)
+    )
 
 
 def test_the_answer_says_where_a_hold_does_nothing(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class EngineServer:
                 self._loaded(self.loader)
             worked = self.loader is None and self._work()
             if self.host.is_ready:
-                self.host.engine.hierarchy.renew_holds()  # while it is paused or idle, too
+                self.host.engine.hierarchy.holds.renew()  # while it is paused or idle, too
             self._send_frame_if_due()
             self.transport.wait(0.0 if worked else self._idle_wait_s())
         self.host.close()

@@ -60,7 +60,7 @@ def _inspect_entry(engine: "Engine", tier: str, cell: int, key: TierKey) -> Bloc
     positions = _entry_positions(engine, key, page)
     first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (-1, -1)
     hold = Hold.NONE if found is None else found[2]
-    held_s = engine.hierarchy.held_for_s(key)
+    held_s = engine.hierarchy.holds.left_s(key)
     return BlockView(
         tier=tier,
         cell=cell,

@@ -192,10 +192,10 @@ def hold_block(engine: "Engine", key: str, kind: str, seconds: float) -> HoldVie
         return HoldView()
     chosen = min(found, key=key_text)
     if kind == "none":
-        hierarchy.unpin(chosen)
+        hierarchy.holds.unpin(chosen)
     else:
-        hierarchy.pin(chosen, math.inf if kind == "hard" else seconds, soft=kind == "soft")
-    tiers = hierarchy.tiers_with(chosen)
+        hierarchy.holds.pin(chosen, math.inf if kind == "hard" else seconds, soft=kind == "soft")
+    tiers = hierarchy.holds.tiers_with(chosen)
     kept = [name for name, holds in tiers if holds]
     loose = [name for name, holds in tiers if not holds]
     return HoldView(

@@ -1,6 +1,5 @@
 """All memory below HBM behind one interface: DRAM (G2) and the ladder under it, each optional."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,6 +15,7 @@ from workbench.spatial.hierarchy.bandwidth import probe_memory
 from workbench.spatial.hierarchy.counters import HierarchyStats, TierStats, tier_stats
 from workbench.spatial.hierarchy.entries import EntryTable
 from workbench.spatial.hierarchy.flows import Flow
+from workbench.spatial.hierarchy.holds import Holds
 from workbench.spatial.hierarchy.host_memory import HostPins
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.ladder import POOL
@@ -29,7 +29,6 @@ from workbench.spatial.hierarchy.shared_store_protocol import Usage
 from workbench.spatial.hierarchy.shared_usage import SharedUsage
 from workbench.spatial.hierarchy.slice_loads import SliceLoads
 from workbench.spatial.hierarchy.slow_tier import SlowTier
-from workbench.spatial.hierarchy.store_holds import can_hold
 from workbench.spatial.hierarchy.waiting import Waiting
 
 
@@ -57,6 +56,7 @@ class Hierarchy:
         self.mover = Mover(clock, on_event, host_pins)
         self.jobs = LoadJobs(self.mover)
         self._lookups = Lookups(self.mover)
+        self.holds = Holds(self.mover)
         self.by_slices = SliceLoads(self.mover, self.jobs)
         self.before_turn = Waiting(self.mover)
         self._shared_usage = SharedUsage(self._slow(POOL))
@@ -244,26 +244,6 @@ class Hierarchy:
         self.settings = settings
         return report
 
-    def pin(self, key: TierKey, seconds: float = math.inf, soft: bool = False) -> bool:
-        """Let nothing evict a key for so long, by default until it is unpinned.
-
-        False, and nothing is held, where no tier has it that can hold it: see `can_hold`. `soft`:
-        it may go, but as last. A tier that is made smaller keeps what is pinned above its cap; one
-        that is switched off loses it.
-        """
-        if not any(holds for _, holds in self.tiers_with(key)):
-            return False
-        self.mover.pins.pin(key, seconds, soft)
-        self.mover.store_holds.changed(key)
-        self.mover.show_pins()
-        return True
-
-    def tiers_with(self, key: TierKey) -> list[tuple[str, bool]]:
-        """Each tier that has a key, and whether a lease or pin keeps it there."""
-        found = [(G2, True)] if self.mover.dram.get(key) is not None else []
-        tiers = self.mover.ladder.tiers
-        return found + [(tier.name, can_hold(tier)) for tier in tiers if tier.table.get(key)]
-
     def strike(self, name: str, kind: str) -> None:
         """Unplug or fill a slow tier's medium, or with kind "none" plug it in again (`outages`).
 
@@ -279,24 +259,9 @@ class Hierarchy:
         """Of each slow tier that is on, what can be done to it and what was."""
         return {tier.name: state_of(tier) for tier in self.mover.ladder.tiers if tier.on}
 
-    def renew_holds(self) -> None:
-        """Ask shared stores again to hold what is held here; an engine that idles has to, too."""
-        self.mover.store_holds.advance()
-
     def keep(self, keys: Sequence[TierKey], seconds: float) -> None:
-        """Evict these keys last for so long, wherever they lie or will lie: a soft pin."""
-        for key in keys:
-            self.mover.pins.pin(key, seconds, soft=True)
-        self.mover.show_pins()
-
-    def unpin(self, key: TierKey) -> None:
-        """End a key's pins; one that has none needs nothing."""
-        self.mover.pins.unpin(key)
-        self.mover.show_pins()
-
-    def held_for_s(self, key: TierKey) -> float | None:
-        """Seconds for which a key is pinned or leased yet, infinity for ever; None: it is not."""
-        return self.mover.pins.left_s(key)
+        """Evict these keys last for so long, wherever they lie or will lie."""
+        self.holds.keep(keys, seconds)
 
     def entries(self, tier: str) -> list[tuple[TierKey, int, Hold, int]]:
         """(key, bytes, hold, last used) of a tier, least recently used first.
