@@ -20,6 +20,7 @@ from workbench.quality.peers_presses import (
     compressed_only,
     press_changes,
     run_kept,
+    unfreed,
 )
 from workbench.quality.plan import QualityPlan
 from workbench.quality.run import full_rows
@@ -189,3 +190,14 @@ def test_a_difference_is_the_same_from_both_sides(ours: set[int], theirs: set[in
     there = compare_kept(kept(*ours), kept(*theirs), scores)
     assert there == compare_kept(kept(*theirs), kept(*ours), scores)
     assert (there.num_swapped == 0) == (ours == theirs)
+
+
+def test_a_head_that_would_free_no_page_keeps_its_few_tokens() -> None:
+    """Pages of four: of 12 tokens three may go for nothing, the fourth frees a page."""
+    ours = np.ones((1, 4, 12), bool)
+    theirs = ours.copy()
+    theirs[0, 0, :3] = False
+    theirs[0, 1, :4] = False
+    theirs[0, 2, :1] = False
+    ours[0, 2, 9] = False
+    assert unfreed(ours, theirs, 4).tolist() == [[True, False, False, False]]

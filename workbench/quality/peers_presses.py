@@ -136,6 +136,19 @@ def compare_kept(ours: np.ndarray, theirs: np.ndarray, scores: np.ndarray) -> Di
     return Difference(heads, swapped, counted, worst)
 
 
+def unfreed(ours: np.ndarray, theirs: np.ndarray, block_size: int) -> np.ndarray:
+    """Heads that lose nothing here because what they lose there would free no page: bool [L, Hkv].
+
+    Of bool [L, Hkv, T]. Where heads compete one may lose a token or two, and nothing is moved for
+    that (`structural/retention/selection.py`).
+    """
+    num_tokens = ours.shape[-1]
+    left = theirs.sum(-1)
+    same_pages = -(-left // block_size) == -(-num_tokens // block_size)
+    found: np.ndarray = ours.all(-1) & (left < num_tokens) & same_pages
+    return found
+
+
 def chosen_from(press: str, values: np.ndarray) -> np.ndarray:
     """Values [L, Hkv, T] of a press as [L, choices, tokens to choose from]."""
     return values.reshape(len(values), 1, -1) if press in HEADS_COMPETE else values
@@ -160,7 +173,7 @@ def measure_presses(
         full_rows(lambda size: lab_engine(model, full_changes(model), size), window, steps)
         for window in windows
     ]
-    figures, counted, widest = [], 0, 0.0
+    figures, counted, num_unfreed, widest = [], 0, 0, 0.0
     for press, ratios in theirs.presses.items():
         for ratio, run in ratios.items():
             tell(f"ours, {press}: {run.kept} tokens kept")
@@ -169,8 +182,12 @@ def measure_presses(
             for number, window in enumerate(windows):
                 key = f"{press}/{ratio}/{number}"
                 ours = run_kept(model, changes, window, plan, full[number])
-                kept = np.unpackbits(arrays[f"kept/{key}"], axis=-1, count=window.context)
-                sides = ours.kept, kept.astype(bool), arrays[f"scores/{key}"]
+                packed = np.unpackbits(arrays[f"kept/{key}"], axis=-1, count=window.context)
+                kept = packed.astype(bool)
+                stays = unfreed(ours.kept, kept, EXACT["cache.block_size"])
+                num_unfreed += int((~kept[stays]).sum())
+                kept |= stays[..., None]
+                sides = ours.kept, kept, arrays[f"scores/{key}"]
                 found.append(compare_kept(*(chosen_from(press, side) for side in sides)))
                 scores.append(ours.scores)
             kl = float(join(scores).kl.mean())
@@ -183,7 +200,8 @@ def measure_presses(
     return [
         *figures,
         Figure(name="kept_sets_equal", value=int(counted == 0),
-               note=f"{counted} tokens differ beyond a tie of {TIE:g}; {note}"),
+               note=f"{counted} tokens differ beyond a tie of {TIE:g}; {num_unfreed} stayed here "
+               f"in heads where their going frees no page; {note}"),
         Figure(name="kl_press_difference_max", value=widest, unit="nats/token", note=note),
     ]  # fmt: skip
 
