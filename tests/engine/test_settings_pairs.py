@@ -141,13 +141,11 @@ IMPOSSIBLE = {  # what a layer or head has of its own needs groups, and merging 
     ("cache.values", "tiers.dram_throttle_mb_s"): 1,
     ("cache.values", "retention.level"): 1,
     ("cache.values", "retention.merge"): 2,
-    ("cache.k_format", "retention.merge"): 2,
     ("retention.level", "retention.merge"): 2,
-    ("retention.positions", "retention.merge"): 2,
     ("retention.positions", "retention.sparse"): 2,
 }
 
-NUM_ROWS = 63
+NUM_ROWS = 64
 
 
 def accepts(row: Row) -> bool:

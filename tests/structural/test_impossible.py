@@ -73,11 +73,6 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
      "page: choose token"),
     (MERGING | {"cache.grouping": "layer"},
      "but cache.grouping = layer: choose head"),
-    (MERGING | LOW_RANK,
-     "retention.merge = nearest compares keys as attention reads them, but format lowrank "
-     "stores them before RoPE"),
-    (MERGING | {"retention.positions": "compact"},
-     "but retention.positions = compact stores them before RoPE"),
     ({"retention.sparse": "quest", "retention.positions": "compact"},
      "retention.sparse = quest chooses pages by bounds of keys at fixed positions, but "
      "retention.positions = compact moves them"),

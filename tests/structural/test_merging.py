@@ -48,10 +48,12 @@ def test_what_resembles_nothing_is_dropped() -> None:
     assert merged.tolist() == [[1.0, 1.0]] and weight.tolist() == [1.0]
 
 
-@pytest.mark.parametrize("formats", ["fp32", "bf16", "int8", "int4_rotated"])
-def test_every_token_is_counted_once(formats: str) -> None:
+@pytest.mark.parametrize("positions", ["original", "compact"])
+@pytest.mark.parametrize("formats", ["fp32", "bf16", "int8", "int4_rotated", "kvquant4", "lowrank"])
+def test_every_token_is_counted_once(formats: str, positions: str) -> None:
     """With no bound on the cosine, the slots of each head stand for all tokens computed so far."""
     runner = Runner(build(MERGED | {"cache.k_format": formats, "cache.v_format": formats,
+                                    "cache.sink_tokens": 0, "retention.positions": positions,
                                     "cache.prefix_caching": False}))  # fmt: skip
     request_id = runner.add(tokens(40), 30)
     for _ in range(20):
@@ -118,3 +120,32 @@ def test_counts_survive_a_swap() -> None:
 def test_merging_needs_single_tokens_of_single_heads(changes: dict[str, str], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         replace_settings(EngineConfig(), MERGED | changes)
+
+
+def test_keys_stored_before_rope_are_compared_as_attention_reads_them() -> None:
+    """Of one eviction at the prompt's end: the same heirs whether keys are rotated then or before.
+
+    Until then compact positions are those of the text.
+    """
+    found = {}
+    for positions in ("original", "compact"):
+        runner = Runner(build(MERGED | {"retention.positions": positions,
+                                        "retention.when": "prefill", "retention.budget_tokens": 16,
+                                        "scheduling.chunk_tokens": 64,
+                                        "scheduling.token_budget": 64}))  # fmt: skip
+        request_id = runner.add(tokens(60), 8)
+        runner.step(1)
+        stack = runner.engine.stack
+        assert (stack.runner.mode == "compact") == (positions == "compact")
+        blocks = stack.manager.requests[request_id]
+        found[positions] = [
+            (blocks.positions(group).tolist(), blocks.counts(group).round(4).tolist(),
+             stack.store.vectors(group, stack.pool.offset[blocks.table[group, :4]],
+                                 stack.specs.full[group], "v"))
+            for group in range(len(blocks.table))
+        ]  # fmt: skip
+        runner.drain()
+    assert max(max(counts) for _, counts, _ in found["original"]) > 2
+    for one, two in zip(found["original"], found["compact"], strict=True):
+        assert one[:2] == two[:2]
+        torch.testing.assert_close(one[2], two[2], rtol=1e-4, atol=1e-5)

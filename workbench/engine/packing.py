@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from kvkernels.common import rotate
 from torch import Tensor
 
 from workbench.request import Request
@@ -56,7 +57,12 @@ def _merge(
     keys, values = keys[: len(counts), 0, 0], values[: len(counts), 0, 0]
 
     def to_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(keys.device)
+        return torch.from_numpy(array).to(values.device)
+
+    if stack.runner.rope_table is not None:  # stored before RoPE: compared as attention reads them
+        compact = stack.runner.mode == "compact"  # only differences of positions count
+        at = to_device(np.arange(len(counts)) if compact else positions)
+        keys = rotate(keys, *(angles[at] for angles in stack.runner.rope_table))
 
     if settings.merge == "cam":
         mass = engine.retainer.observers[request.request_id].mass[group, positions]

@@ -7,7 +7,6 @@ from workbench.settings.formats import (
     GROUPED_FORMATS,
     KV_FORMATS,
     LOW_RANK_FORMATS,
-    PRE_ROPE_FORMATS,
 )
 from workbench.settings.retention import RetentionSettings
 from workbench.settings.tiers import FLOAT_CODECS, TierSettings
@@ -82,13 +81,6 @@ def _check_merging(cache: CacheSettings, retention: RetentionSettings) -> None:
                 f"retention.merge = {retention.merge} merges single tokens of single heads, "
                 f"but {path} = {value}: choose {needed}"
             )
-    before = sorted(cache.key_formats & set(PRE_ROPE_FORMATS))
-    if before or retention.positions == "compact":
-        cause = f"format {before[0]}" if before else "retention.positions = compact"
-        raise SettingError(
-            f"retention.merge = {retention.merge} compares keys as attention reads them, "
-            f"but {cause} stores them before RoPE: choose merge off, or another"
-        )
 
 
 def _check_codec(cache: CacheSettings, tiers: TierSettings) -> None:
