@@ -31,6 +31,7 @@ def test_a_bench_tells_no_time_of_what_is_fused() -> None:
     assert "attention 4.0" in told and "gather n/a (fused), dequant n/a (fused)" in told
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="events are a GPU's")
 def test_spans_on_a_gpu_hold_what_ran_and_not_its_launch() -> None:
     clock = RealClock()

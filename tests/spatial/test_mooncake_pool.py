@@ -206,6 +206,7 @@ def test_addresses() -> None:
         TierSettings(shared_address="mooncake://me:secret@host:1")
 
 
+@pytest.mark.long
 @real
 def test_a_pool_of_ones_own_is_unplugged_and_comes_back_empty(own: MooncakePool) -> None:
     put = numbered(1)
