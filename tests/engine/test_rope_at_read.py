@@ -9,7 +9,6 @@ from tests.equivalence.test_naive import TIERS, serve
 from workbench.cache.rope_mode import rope_mode
 from workbench.config import EngineConfig, replace_settings
 from workbench.engine.cache_stack import format_label, make_root_key
-from workbench.errors import SettingError
 from workbench.request import Request
 
 COMPACT = {"retention.positions": "compact"}
@@ -130,9 +129,3 @@ def test_nothing_is_indexed_once_ranks_differ_from_positions() -> None:
     before = len(runner.engine.stack.pool.index)
     runner.drain()
     assert len(runner.engine.stack.pool.index) <= before
-
-
-def test_merging_compares_rotated_keys() -> None:
-    changes = {"retention.level": "token", "cache.grouping": "head", "retention.merge": "nearest"}
-    with pytest.raises(SettingError, match="retention.positions = compact stores them before RoPE"):
-        replace_settings(EngineConfig(), COMPACT | changes)
