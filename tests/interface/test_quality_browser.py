@@ -69,7 +69,7 @@ def test_a_file_is_swept_a_point_clicked_and_applied(tab: Tab) -> None:
     tab.press("sweep_none")
     tab.page.get_by_text("settings from a file").first.click()
     file = {"name": "some.toml", "mimeType": "application/toml", "buffer": SETTINGS}
-    tab.page.locator('input[type="file"]').set_input_files(file)  # type: ignore[arg-type]
+    tab.page.locator('input[type="file"][accept*=".toml"]').set_input_files(file)  # type: ignore[arg-type]
     tab.page.get_by_text("2 of 3 settings can be measured").wait_for()
     tab.page.get_by_text("cache.k_format = 'int7' is not allowed").wait_for()
     tab.press("quality_sweep")
