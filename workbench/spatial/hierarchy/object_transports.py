@@ -118,7 +118,7 @@ class NixlPages(PageObjects):
         try:
             obstore.head(self._store, path)
         except FileNotFoundError:
-            pass
+            pass  # as it should be: an object is written once
         else:
             raise AlreadyExistsError(path)
         whole = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
