@@ -197,6 +197,25 @@ def test_objects_are_there_for_a_later_process(harness, tmp_path):
     assert again.load([again.key(n) for n in range(3)]) == ["G4"] * 3
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 5.0], ids=["found later", "found first"])
+def test_what_is_stored_at_once_has_room_beside_what_is_found(
+    harness, tmp_path, monkeypatch, wait_s
+):
+    monkeypatch.setattr("workbench.spatial.hierarchy.slow_tier.SCAN_WAIT_S", wait_s)
+    sizes = {"object_url": str(tmp_path), "object_mib": 4 * PAGE_MIB, "write": "through"}
+    t = harness(2, 0, **sizes)
+    fill(t, 4)
+    t.h.close()
+    again = harness(2, 0, **sizes)
+    for number in range(10, 14):
+        again.store(again.key(number))
+    again.settle()
+    assert stats(again, "G4").faults == {} and len(held(again, "G4")) == 4
+    fill(again, 6, first=20)
+    assert stats(again, "G4").faults == {} and len(held(again, "G4")) == 4
+    assert {24, 25} < held(again, "G4")
+
+
 def test_an_object_tier_stays_within_its_size(harness, tmp_path):
     t = harness(0, 0, object_url=str(tmp_path), object_mib=3 * PAGE_MIB)
     fill(t, 6)

@@ -47,6 +47,8 @@ from workbench.spatial.hierarchy.shared_answers import SharedAnswers
 from workbench.spatial.hierarchy.slice_batch import SliceBatch, SliceOutcome
 from workbench.spatial.hierarchy.throttle import paced_s
 
+SCAN_WAIT_S = 0.2  # that others' storage may take of the engine's thread when it is opened
+
 
 @dataclass(frozen=True)
 class Place:
@@ -87,6 +89,7 @@ class SlowTier:
         self.writing_bytes = 0  # of writes that have not taken effect
         self.outage: Outage | None = None  # made by hand
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written
+        self._scanning = False  # until it is known what lies there, nobody knows what has room
         self._next_generation = next_generation
         self._ios_before: IoTotals | None = None
         self.answers = SharedAnswers(self)
@@ -124,7 +127,7 @@ class SlowTier:
         """Whether a key may be kept here: what belongs to one request goes to nobody else."""
         if self.shared and isinstance(key, PrivateKey):
             return False
-        return self.on and self._writes.ready
+        return self.on and self._writes.ready and not self._scanning
 
     def charge(self, page_bytes: int, num_slices: int, key_bytes: int = 33) -> int:
         """Bytes to reserve for a page."""
@@ -168,10 +171,10 @@ class SlowTier:
         self.calls.open(medium)
         self.io.submit(lambda: self.calls.measure(self.charge, page_bytes), self._measured)
         if medium.persistent:
+            self._scanning = True
             self.io.submit(self.calls.scan, self._scanned)
-        if not medium.shared:
-            self.io.wait_idle(None)
-            self.io.drain()
+        self.io.wait_idle(SCAN_WAIT_S if medium.shared else None)
+        self.io.drain()
 
     def close(self) -> None:
         """Forget all entries and let the medium go; the caller has let all transfers end."""
@@ -377,6 +380,7 @@ class SlowTier:
             self.counters.load_fit.observe(page_bytes, load_s)
 
     def _scanned(self, outcome: Outcome) -> None:
+        self._scanning = False
         if outcome.reason:
             self.fault(outcome.reason)
         keep = self.where is not None and self.where.keep
