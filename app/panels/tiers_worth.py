@@ -38,8 +38,15 @@ def _worth() -> None:
         return
     rows = [_row(page, tier) for tier in report.tiers]
     st.dataframe(
-        pd.DataFrame(rows), hide_index=True, row_height=28, alt=texts("tiers.worth_alt"),
-    )  # fmt: skip
+        pd.DataFrame(rows),
+        hide_index=True,
+        row_height=28,
+        alt=texts("tiers.worth_alt"),
+        column_config={  # as wide as their widest, which comes after the table was laid out
+            texts("tiers.column.worth"): st.column_config.TextColumn(width=120),
+            texts("tiers.column.ios"): st.column_config.TextColumn(width=150),
+        },
+    )
     st.caption(_gate_line(page, report))
     for tier in report.tiers:
         if tier.num_refused or tier.slowed_s:

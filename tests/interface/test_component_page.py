@@ -252,7 +252,7 @@ def test_loading_shows_progress(browser: Browser) -> None:
     ("state", "detail", "told"),
     [
         ("paused", "", "Paused: nothing is computed, and the clock of every figure stands still."),
-        ("saturated", "saturated num_waiting=19", "19 requests wait and no block is free"),
+        ("saturated", "saturated num_waiting=19", "19 requests wait: the first needs more blocks"),
         ("thrashing", "thrashing num_preemptions=6 seconds=2", "6 preemptions in 2 s"),
     ],
 )

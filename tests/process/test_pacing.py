@@ -59,7 +59,7 @@ def test_three_preemptions_within_two_seconds_are_thrashing():
     judge = StateJudge()
 
     def state(now_s: float, **given) -> tuple[str, str]:
-        known = dict(paused=False, has_work=True, num_waiting=0, blocks_free=True)
+        known = dict(paused=False, has_work=True, num_waiting=0, has_room=True)
         return judge.state(now_s, **{**known, **given})
 
     judge.saw([preempted(1, 1.0), preempted(2, 1.1)])
@@ -69,7 +69,7 @@ def test_three_preemptions_within_two_seconds_are_thrashing():
     assert state(2.0) == ("thrashing", "thrashing num_preemptions=3 seconds=2")
     assert state(2.0, paused=True) == ("paused", "")
     assert state(3.05) == ("running", "")
-    assert state(3.05, num_waiting=4, blocks_free=False) == ("saturated", "saturated num_waiting=4")
+    assert state(3.05, num_waiting=4, has_room=False) == ("saturated", "saturated num_waiting=4")
     assert state(3.05, num_waiting=4) == ("running", "")
     assert state(9.0, has_work=False) == ("idle", "")
 

@@ -189,7 +189,7 @@ class EngineHost:
             paused=paused,
             has_work=engine.has_work(),
             num_waiting=len(engine.scheduler.waiting),
-            blocks_free=self._has_room(),
+            has_room=self._has_room(),
         )
 
     def _has_room(self) -> bool:
@@ -199,7 +199,7 @@ class EngineHost:
         if first is None:
             return True
         manager = engine.stack.manager
-        pages = manager.num_pages_for(first.num_tokens)
+        pages = manager.num_pages_for(engine.retainer.max_slots(first))
         needs = {cls: pages * manager.classes.count(cls) for cls in set(manager.classes)}
         return engine.stack.pool.can_allocate(needs)
 

@@ -69,7 +69,7 @@ class StateJudge:
     """Names the state from the engine's own events and queues.
 
     `thrashing`: at least THRASH_PREEMPTIONS preemptions within THRASH_WINDOW_S on the engine's
-    clock. `saturated`: requests wait and no block is free.
+    clock. `saturated`: requests wait, the first of them for more blocks than are free.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class StateJudge:
                 self._preempted_s.append(event.time_s)
 
     def state(
-        self, now_s: float, *, paused: bool, has_work: bool, num_waiting: int, blocks_free: bool
+        self, now_s: float, *, paused: bool, has_work: bool, num_waiting: int, has_room: bool
     ) -> tuple[str, str]:
         """State and its detail, as `Snapshot` has them."""
         while self._preempted_s and self._preempted_s[0] < now_s - THRASH_WINDOW_S:
@@ -98,6 +98,6 @@ class StateJudge:
             )
         if not has_work:
             return "idle", ""
-        if num_waiting and not blocks_free:
+        if num_waiting and not has_room:
             return "saturated", detail("saturated", num_waiting=num_waiting)
         return "running", ""
