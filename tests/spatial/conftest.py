@@ -41,6 +41,7 @@ class Harness:
             dram_mib=mib(dram_pages * PAGE), disk_mib=disk_mib(disk_pages), **more
         )
         self.h = Hierarchy(self.settings, PAGE, clock, lambda kind, data: self.note(kind, data))
+        self.h.wait_io()  # a shared tier takes nothing until it knows what lies there
 
     def note(self, kind: str, data: dict[str, Any]) -> None:
         self.events.append((kind, data))

@@ -202,18 +202,18 @@ def test_what_is_stored_at_once_has_room_beside_what_is_found(
     harness, tmp_path, monkeypatch, wait_s
 ):
     monkeypatch.setattr("workbench.spatial.hierarchy.slow_tier.SCAN_WAIT_S", wait_s)
-    sizes = {"object_url": str(tmp_path), "object_mib": 4 * PAGE_MIB, "write": "through"}
-    t = harness(2, 0, **sizes)
+    url = str(tmp_path)
+    t = harness(2, 0, object_url=url, object_mib=4 * PAGE_MIB, write="through")
     fill(t, 4)
-    t.h.close()
-    again = harness(2, 0, **sizes)
+    change(t, object_url="")
+    change(t, object_url=url)
     for number in range(10, 14):
-        again.store(again.key(number))
-    again.settle()
-    assert stats(again, "G4").faults == {} and len(held(again, "G4")) == 4
-    fill(again, 6, first=20)
-    assert stats(again, "G4").faults == {} and len(held(again, "G4")) == 4
-    assert {24, 25} < held(again, "G4")
+        t.store(t.key(number))
+    t.settle()
+    assert stats(t, "G4").faults == {} and len(held(t, "G4")) == 4
+    fill(t, 6, first=20)
+    assert stats(t, "G4").faults == {} and len(held(t, "G4")) == 4
+    assert {24, 25} < held(t, "G4")
 
 
 def test_an_object_tier_stays_within_its_size(harness, tmp_path):

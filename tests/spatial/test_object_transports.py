@@ -232,7 +232,6 @@ def test_the_transport_changes_live_and_is_named(s3: str) -> None:
 @pytest.mark.skipif(HAS_NIXL, reason="NIXL is installed")
 def test_it_says_what_is_missing_and_nothing_changes(s3: str) -> None:
     t = Harness(0, 0, RealClock(), object_url=s3, object_mib=8.0)
-    t.settle()
     t.store(t.key(0))
     t.settle()
     why = r"the object tier cannot be opened: NIXL is not installed: run pip install 'kv-workbench"
