@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 # Before torch is imported: OpenMP threads of two processes on two cores wait for each other.
@@ -28,6 +29,8 @@ def find_chromium() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)  # a test draws the same numbers whatever ran before it
     if item.get_closest_marker("browser") is None or find_chromium() is not None:
         return
     reason = "no Chromium: sudo apt install chromium, or .venv/bin/playwright install chromium"

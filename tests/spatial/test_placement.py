@@ -159,7 +159,8 @@ def test_a_ranks_cache_reads_what_it_wrote_over_several_pages() -> None:
         attend = cache.attention([0], [count])
         logits.append(decoder.forward(new, positions, attend, torch.arange(count)))
         at += count
-    torch.testing.assert_close(torch.cat(logits), naive_logits(decoder, tokens.tolist()))
+    expected = naive_logits(decoder, tokens.tolist())
+    torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=1e-5)
     assert cache.used_bytes == 3 * cache.spec.page_bytes
 
 

@@ -75,7 +75,7 @@ class PageReads:
         """
         by_tier: dict[str, list[PageRead]] = defaultdict(list)
         for read in reads:
-            if num_slices > 1 and read.below.sliced(read.source, num_slices):
+            if num_slices > 1 and read.below.slices.possible(read.source, num_slices):
                 by_tier[read.below.name].append(read)
             else:
                 self._whole(read, load)
@@ -144,7 +144,7 @@ class PageReads:
             arrived = partial(arrive, number, start_s, end_s)
             below.bucket.pace(num_bytes, start_s, arrived, load)
 
-        below.read_slices([(read.source, read.buffer) for read in batch], num_slices, then)
+        below.slices.read([(read.source, read.buffer) for read in batch], num_slices, then)
 
     def _ended(self, read: PageRead) -> None:
         """The medium is done with a page."""

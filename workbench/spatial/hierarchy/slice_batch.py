@@ -4,6 +4,7 @@ Nothing is verified here: hashing would hold the interpreter, which whoever comp
 needs. The engine's thread verifies each slice when it takes it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from workbench.clock import Clock
 from workbench.spatial.hierarchy.codec_edge import CodecEdge
 from workbench.spatial.hierarchy.entries import Entry
+from workbench.spatial.hierarchy.io_thread import IoThread, Outcome
 from workbench.spatial.hierarchy.medium import (
     Get,
     Medium,
@@ -19,6 +21,7 @@ from workbench.spatial.hierarchy.medium import (
     SlicedMedium,
     SliceReader,
 )
+from workbench.spatial.hierarchy.medium_calls import MediumCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +76,42 @@ class SliceBatch:
         except MediumFault as error:
             return dict.fromkeys(range(len(gets)), error.reason)
         return {at: done.reason for at, done in enumerate(dones) if done.reason}
+
+
+class SliceReads:
+    """A tier's reads slice by slice: queued by the engine's thread, run by the tier's."""
+
+    def __init__(self, io: IoThread, calls: MediumCalls) -> None:
+        self._io, self._calls = io, calls
+
+    def possible(self, entry: Entry, num_slices: int) -> bool:
+        """Whether an entry's page can be read so: no codec has packed it."""
+        record, edge = entry.record, self._calls.edge
+        plain = not record.codec if record is not None else edge.codec is None
+        return plain and len(entry.checksums) == num_slices
+
+    def read(
+        self,
+        pages: list[tuple[Entry, np.ndarray]],
+        num_slices: int,
+        then: Callable[[int, SliceOutcome], None],
+    ) -> None:
+        """Read pages in the background, one slice of all after another; nothing is verified."""
+        batch = SliceBatch(pages, self._calls.edge, self._calls.clock)
+        for number in range(num_slices):
+            self._read(batch, number, then)
+
+    def _read(
+        self, batch: SliceBatch, number: int, then: Callable[[int, SliceOutcome], None]
+    ) -> None:
+        found: list[SliceOutcome] = []
+
+        def run() -> Outcome:
+            found.append(batch.read(self._calls.medium, number))
+            return Outcome()
+
+        def ended(outcome: Outcome) -> None:  # without a result where the medium went away
+            lost = SliceOutcome(dict.fromkeys(range(len(batch.pages)), outcome.reason))
+            then(number, found[0] if found else lost)
+
+        self._io.submit(run, ended, len(batch.pages) * batch.slice_bytes, load=True)

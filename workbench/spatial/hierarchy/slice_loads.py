@@ -32,7 +32,7 @@ class SliceLoads:
                     return False
                 continue
             found = mover.ladder.source(key)
-            if found is None or not found[0].sliced(found[1], num_slices):
+            if found is None or not found[0].slices.possible(found[1], num_slices):
                 return False
         return True
 

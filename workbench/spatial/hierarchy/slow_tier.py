@@ -44,7 +44,7 @@ from workbench.spatial.hierarchy.paced_link import PacedLink
 from workbench.spatial.hierarchy.patience import Patience
 from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.shared_answers import SharedAnswers
-from workbench.spatial.hierarchy.slice_batch import SliceBatch, SliceOutcome
+from workbench.spatial.hierarchy.slice_batch import SliceReads
 from workbench.spatial.hierarchy.throttle import paced_s
 
 SCAN_WAIT_S = 0.2  # that others' storage may take of the engine's thread when it is opened
@@ -86,6 +86,7 @@ class SlowTier:
         self.table = EntryTable(name, 0, self._release, pins, watch)
         self.calls = MediumCalls(self.edge, clock)
         self.io = IoThread(f"kv-tier-{name}", self.calls.perform)
+        self.slices = SliceReads(self.io, self.calls)
         self.writing_bytes = 0  # of writes that have not taken effect
         self.outage: Outage | None = None  # made by hand
         self.copying_bytes = 0  # of pages that stay in DRAM while they are written
@@ -245,37 +246,6 @@ class SlowTier:
         """Read and verify an entry's page in the background."""
         learn = self._learning(self.counters.load_fit, then)
         self.io.queue(Op(GET, encode_key(entry.key), Page(entry, page)), learn, entry.page_bytes)
-
-    def sliced(self, entry: Entry, num_slices: int) -> bool:
-        """Whether an entry's page can be read slice by slice: no codec has packed it."""
-        plain = not entry.record.codec if entry.record is not None else self.edge.codec is None
-        return plain and len(entry.checksums) == num_slices
-
-    def read_slices(
-        self,
-        pages: list[tuple[Entry, np.ndarray]],
-        num_slices: int,
-        then: Callable[[int, SliceOutcome], None],
-    ) -> None:
-        """Read pages in the background, one slice of all after another; nothing is verified."""
-        batch = SliceBatch(pages, self.edge, self.clock)
-        for number in range(num_slices):
-            self._read_slice(batch, number, then)
-
-    def _read_slice(
-        self, batch: SliceBatch, number: int, then: Callable[[int, SliceOutcome], None]
-    ) -> None:
-        found: list[SliceOutcome] = []
-
-        def run() -> Outcome:
-            found.append(batch.read(self.calls.medium, number))
-            return Outcome()
-
-        def ended(outcome: Outcome) -> None:  # without a result where the medium went away
-            lost = SliceOutcome(dict.fromkeys(range(len(batch.pages)), outcome.reason))
-            then(number, found[0] if found else lost)
-
-        self.io.submit(run, ended, len(batch.pages) * batch.slice_bytes, load=True)
 
     def leave(self, entry: Entry) -> None:
         """Delete a page right after the read that was queued before; its room is free for others.
