@@ -134,7 +134,7 @@ def _decode(q: Tensor, arena: Tensor, call: Call, batch: Batch) -> tuple[Tensor,
             bound = FusedDecode(plan, batch, dtype, whole=wants_mass)
         else:
             heads = batch.num_rows * plan.spec.num_kv_heads * plan.spec.head_dim
-            bound = FoldedDecode(plan, batch, q.numel() // heads)
+            bound = FoldedDecode(plan, batch, q.numel() // heads, q.dtype)
         plan.readers[key] = bound
     if isinstance(bound, FusedDecode):
         out, lse = bound.run(q, arena, call.layer, call.factors)

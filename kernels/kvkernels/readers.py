@@ -189,11 +189,13 @@ def bind_planes(
     scratch: Scratch,
     *,
     joined: bool,
+    value_dtype: torch.dtype | None = None,
 ) -> tuple[tuple[Plane, Plane | None], tuple[Tensor, Tensor]]:
     """Bind K and V of a tile [first, last) of M.
 
     `holes`: unwritten slot rows of the batch. `joined`: K and V are held at the same time, by one
-    gather where they share a format; else they take turns in one buffer.
+    gather where they share a format; else they take turns in one buffer. `value_dtype`: where V
+    becomes another dtype than K.
     Returns the planes to read (no second one where the first reads both) and K and V as
     [parts, last - first, P * S, D / parts].
     """
@@ -203,7 +205,8 @@ def bind_planes(
     index = batch.planes[:, first * batch.num_pages : last * batch.num_pages]
     holes = tile_holes(holes, first * slots, last * slots)
     count = last - first
-    if joined and formats[0] == formats[1]:
+    value_dtype = value_dtype or dtype
+    if joined and formats[0] == formats[1] and dtype == value_dtype:
         if holes is not None:
             holes = torch.cat([holes, holes + count * slots])
         both = Plane(spec, formats[0], index.reshape(-1), dtype, holes, scratch, "tile")
@@ -211,7 +214,7 @@ def bind_planes(
         return (both, None), (parts[:, 0], parts[:, 1])
     key = Plane(spec, formats[0], index[0], dtype, holes, scratch, "tile")
     name = "value" if joined else "tile"
-    value = Plane(spec, formats[1], index[1], dtype, holes, scratch, name)
+    value = Plane(spec, formats[1], index[1], value_dtype, holes, scratch, name)
     views = (x.parts.view(x.parts.shape[0], count, slots, -1) for x in (key, value))
     return (key, value), (next(views), next(views))
 

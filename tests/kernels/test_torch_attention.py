@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvkernels import backend, prefill, reference
+from kvkernels import backend, decode, prefill, reference
 from kvkernels.api import AttentionResult, FormatState, Scratch, StepTables, Timers
 from kvkernels.layout import FORMATS, PageSpec
 
@@ -71,6 +71,16 @@ def test_cpus_with_and_without_tiles_for_bf16(
         "ragged prefill": dict(kv_lens=((120, 100, 117),), q_lens=(120, 100, 117)),
     }
     check(Case(fmt, fmt, bf16=True, **(STEPS | longer)[step]))
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(("k", "v"), PAIRS)
+def test_decode_rows_cut_into_tiles(
+    k: str, v: str, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "FOLDED_TILE_BYTES", 1 << 13)
+    monkeypatch.setattr(decode, "FUSED_TILE_BYTES", 1 << 13)
+    check(Case(k, v, bf16=bf16, log=True, **STEPS["far apart"]))
 
 
 @pytest.mark.parametrize(("share", "dim"), list(itertools.product((1, 3, 7), (64, 128))))
