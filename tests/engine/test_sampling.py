@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.engine.harness import Runner, build, pages, spec, tokens
-from workbench.engine.sampling import draw, uniform
+from workbench.engine.sampling import argmax, draw, uniform
 from workbench.request import SamplingParams
 
 WARM = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "seed": 7}
@@ -167,3 +169,19 @@ def test_end_of_text_stops_unless_it_is_ignored() -> None:
             else:
                 assert out.index(eos) == len(out) - 1
                 assert runner.status[request_id] == "finished_stopped"
+
+
+@settings(deadline=None)
+@given(
+    vocab=st.sampled_from([1, 127, 128, 384, 1000]),
+    levels=st.sampled_from([1, 2, 1000]),
+    odd=st.sampled_from([0.0, float("nan"), float("-inf"), float("inf")]),
+    seed=st.integers(0, 999),
+)
+def test_the_largest_is_torchs_whatever_is_equal_or_no_number(
+    vocab: int, levels: int, odd: float, seed: int
+) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    logits = torch.randint(levels, (5, vocab), generator=draws).float()
+    logits[3, torch.randint(vocab, (2,), generator=draws)] = odd
+    assert torch.equal(argmax(logits), logits.argmax(-1))
