@@ -17,7 +17,7 @@ from kvkernels.api import Scratch
 
 BF16_TILES = torch.cpu._is_amx_tile_supported()
 TILE_QUERIES = 128
-TILE_BYTES = 1 << 22  # of a thread's scores; smaller tiles split a product too finely
+TILE_BYTES = 1 << 23  # of a thread's scores; smaller tiles split a product too finely
 
 
 def attend_products(
