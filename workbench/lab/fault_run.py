@@ -8,6 +8,7 @@ not count. After each fault the throughput has to come back.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from workbench.lab.fault_engine import Served, ServePlan, serve_under_faults
 from workbench.lab.fault_kinds import ANY, GONE, Fault, Ladder, ladders
 from workbench.lab.figures import Figure
 from workbench.spatial.hierarchy.hierarchy import Hierarchy
-from workbench.spatial.hierarchy.patience import RETRY_S
 
 Progress = Callable[[str], None]
 MOST_WAIT_S = 60.0
@@ -40,7 +40,7 @@ class FaultPlan:
 
 
 QUICK = FaultPlan(
-    num_transfers=700, page_bytes=6_144, num_keys=400, window=15, served=fault_engine.QUICK
+    num_transfers=700, page_bytes=6_144, num_keys=400, window=40, served=fault_engine.QUICK
 )
 
 
@@ -91,13 +91,13 @@ class _Run:
         """A calm stretch, then each fault and what comes after it; returns the faults' names."""
         each = num_transfers // (2 * len(faults) + 1)
         self._work(each)
-        usual = max(self._rate(self.plan.window) for _ in range(3))
         met = []
         for fault in faults:
             name = f"{self.ladder.name}: {fault.name}"
             if why := fault.missing():
                 self.tally.missing.append(f"{name} n/a ({why})")
                 continue
+            usual = median(self._rate(self.plan.window) for _ in range(5))
             before, until = self._counted(fault), self.tally.transfers + each
             started_s = self.clock.now_s()
             with fault.active(self.hierarchy):
@@ -116,7 +116,7 @@ class _Run:
     def _waits_for(self, fault: Fault, before: int, started_s: float) -> bool:
         """Whether a tier has yet to meet a fault: one that failed is left alone for a while."""
         met = not fault.word[0] or self._counted(fault) > before
-        return not met and self.clock.now_s() - started_s < 3 * RETRY_S
+        return not met and self.clock.now_s() - started_s < MOST_WAIT_S
 
     def _counted(self, fault: Fault) -> int:
         """Times that its tier has counted it so far."""
