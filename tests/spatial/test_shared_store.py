@@ -169,6 +169,26 @@ def test_a_killed_store_is_unreachable_at_once_and_a_new_one_works(
     client.close(keep=False)
 
 
+@pytest.mark.timeout(20)
+def test_a_store_that_goes_between_the_look_and_the_call_is_unreachable(
+    serve: Serve, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = serve()
+    client = SharedStoreClient(address, timeout_s=1.0)
+    client.put([numbered(1)])
+    process.kill()
+    process.wait()
+    assert reasons(client.put([numbered(2)])) == ["unreachable"]  # the connection has ended
+    poll = zmq.Socket.poll
+
+    def late(link: "zmq.Socket[bytes]", timeout: int, events: int = zmq.POLLIN) -> int:
+        return poll(link, timeout, events) or events & zmq.POLLOUT
+
+    monkeypatch.setattr(zmq.Socket, "poll", late)
+    assert reasons(client.put([numbered(2)])) == ["unreachable"]
+    client.close(keep=False)
+
+
 def test_a_store_that_hangs_is_unreachable_within_the_time_limit(
     serve: Serve, address: str
 ) -> None:

@@ -128,7 +128,10 @@ class StoreLink:
         payload = self._encode(Call(self._last_call, number, self._owner, body))
         if not self._socket.poll(int(connect_s * 1000), zmq.POLLOUT):
             raise self._unreachable()
-        self._socket.send_multipart([protocol.prefix(), payload])
+        try:
+            self._socket.send_multipart([protocol.prefix(), payload], zmq.NOBLOCK)
+        except zmq.Again:  # it went away since: to wait here could be to wait for ever
+            raise self._unreachable() from None
         return self._last_call
 
     def _exchange(self, body: Body, connect_s: float) -> Answer:
