@@ -15,7 +15,7 @@ from workbench.request import Request, RequestSpec, RequestStatus
 from workbench.spatial.hierarchy.io_thread import Outcome
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
 from workbench.temporal.scheduling import order
-from workbench.temporal.scheduling.fetcher import MIN_DEADLINE_S
+from workbench.temporal.scheduling.arrivals import MIN_DEADLINE_S
 from workbench.temporal.scheduling.order import MAX_DISPLACED
 
 TIERS = {"tiers.dram_mib": 0.5, "tiers.gate": False}
@@ -338,7 +338,7 @@ def test_10_a_page_that_is_still_written_is_no_hit(monkeypatch: pytest.MonkeyPat
     engine, prompt = runner.engine, tokens(60)
     first = runner.one(prompt, 4)
     go_on, written = _held_back(monkeypatch, "put")
-    lookup, answers = engine.hierarchy.lookup, []
+    lookup, answers = engine.hierarchy.lookups.lookup, []
 
     def spy(key: TierKey) -> Lookup:
         answer = lookup(key)
@@ -346,7 +346,7 @@ def test_10_a_page_that_is_still_written_is_no_hit(monkeypatch: pytest.MonkeyPat
         assert answer is not Lookup.HIT or key_text(key) in written
         return answer
 
-    monkeypatch.setattr(engine.hierarchy, "lookup", spy)
+    monkeypatch.setattr(engine.hierarchy.lookups, "lookup", spy)
     runner.one(tokens(126, 1), 2)  # pushes the prompt down, as far as the I/O thread lets it
     again = runner.add(prompt, 4)
     runner.step(20)

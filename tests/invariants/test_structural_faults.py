@@ -91,7 +91,7 @@ def test_09_rows_of_every_format_come_back_byte_by_byte(name: str, tmp_path: Pat
         loaded.update(tiers)
         told(request, tiers, seconds)
 
-    engine.fetcher.on_load = on_load
+    engine.fetcher.on_load = engine.fetcher.arrivals.on_load = on_load
     many = 3 + int(1.2 * HBM_MIB * MIB / (page * (60 // SIZE)))  # more than HBM holds
     prompts = [tokens(60, seed) for seed in range(many)]
     first = []

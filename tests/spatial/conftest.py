@@ -105,7 +105,7 @@ class Harness:
         raise AssertionError(f"load job {job_id} was never delivered")
 
     def is_hit(self, key: TierKey) -> bool:
-        return self.h.lookup(key) is Lookup.HIT
+        return self.h.lookups.lookup(key) is Lookup.HIT
 
 
 @pytest.fixture

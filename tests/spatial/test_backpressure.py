@@ -138,10 +138,10 @@ def test_a_load_is_estimated_without_the_stores_behind_it(harness) -> None:
     t.h.wait_io()
     clock.advance(1.0)
     t.settle()
-    alone_s = t.h.estimate_load_s([t.key(0)])
+    alone_s = t.h.lookups.estimate_load_s([t.key(0)])
     for number in range(3, 9):
         t.store(t.key(number))
     t.h.wait_io()
     t.h.poll()
     assert t.h.stats().tiers[1].backlog_s > 5 * 0.008
-    assert t.h.estimate_load_s([t.key(0)]) == pytest.approx(alone_s, rel=0.2)
+    assert t.h.lookups.estimate_load_s([t.key(0)]) == pytest.approx(alone_s, rel=0.2)

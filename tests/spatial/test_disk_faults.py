@@ -43,7 +43,7 @@ def test_each_fault_is_a_counted_miss(harness, kind, seed):
     assert t.load([t.key(0)]) == [""]
     tier, reasons = EXPECTED[kind]
     assert len(t.faults()) == 1 and t.faults()[0][0] == tier and t.faults()[0][1] in reasons
-    assert t.h.lookup(t.key(0)) is Lookup.MISS
+    assert t.h.lookups.lookup(t.key(0)) is Lookup.MISS
     t.settle()
     assert t.h.stats().tiers[tier == "G3"].used_bytes == 0
     t.h.check_integrity(strict=True)

@@ -15,12 +15,12 @@ from workbench.errors import IntegrityError, TierError
 
 def test_a_page_comes_back_from_dram(harness):
     t = harness(4)
-    assert t.h.lookup(t.key(1)) is Lookup.MISS
+    assert t.h.lookups.lookup(t.key(1)) is Lookup.MISS
     assert t.store(t.key(1))
     assert t.is_hit(t.key(1))
     assert t.load([t.key(1), t.key(2)]) == ["G2", ""]
     assert t.h.stats().tiers[0].num_hits == 0, "asking alone counts nothing"
-    t.h.count_lookups([t.key(1), t.key(2)])
+    t.h.lookups.count([t.key(1), t.key(2)])
     g2 = t.h.stats().tiers[0]
     assert (g2.num_hits, g2.num_misses, g2.num_loads, g2.num_stores) == (1, 1, 1, 1)
     assert g2.loaded_bytes == g2.stored_bytes == t.page_bytes
@@ -75,9 +75,9 @@ def test_victims_go_to_disk_and_come_back_into_dram(harness):
 def test_pending_while_being_written_and_published_after(harness):
     t = harness(0, 8)
     assert t.store(t.key(1))
-    assert t.h.lookup(t.key(1)) is Lookup.HIT_PENDING
+    assert t.h.lookups.lookup(t.key(1)) is Lookup.HIT_PENDING
     t.settle()
-    assert t.h.lookup(t.key(1)) is Lookup.HIT
+    assert t.h.lookups.lookup(t.key(1)) is Lookup.HIT
 
 
 def test_disk_alone_serves_through_staging(harness):
@@ -97,7 +97,7 @@ def test_retry_while_staging_is_full(harness):
     t.h.mover.staging.capacity_bytes = t.page_bytes
     job = t.h.submit_load([t.key(0)])
     t.result(job)
-    assert t.h.lookup(t.key(1)) is Lookup.RETRY
+    assert t.h.lookups.lookup(t.key(1)) is Lookup.RETRY
     refused = t.h.submit_load([t.key(1)])  # asked all the same: a counted miss
     assert t.result(refused).pages == (None,)
     assert ("G3", "no_room") in t.faults()
@@ -187,7 +187,7 @@ def test_private_entries_die_with_their_request(harness):
     assert sum(tier.num_private for tier in t.h.stats().tiers) >= 5
     t.h.drop_private("a")
     t.settle()
-    assert [t.h.lookup(key) for key in mine] == [Lookup.MISS] * 4
+    assert [t.h.lookups.lookup(key) for key in mine] == [Lookup.MISS] * 4
     assert t.is_hit(theirs)
     t.h.check_integrity(strict=True)
 
@@ -198,7 +198,7 @@ def test_private_pages_dropped_while_loading_stay_readable(harness):
     t.store(key)
     job = t.h.submit_load([key])
     t.h.drop_private("a")
-    assert t.h.lookup(key) is Lookup.MISS
+    assert t.h.lookups.lookup(key) is Lookup.MISS
     assert (t.result(job).pages[0] == t.page(key)).all()
     assert t.h.mover.dram.doomed
     t.h.check_integrity()
@@ -210,11 +210,11 @@ def test_epochs_are_isolated(harness):
     t = harness(4, 8)
     old, new = PrivateKey("a", 1, 0, 0), PrivateKey("a", 2, 0, 0)
     t.store(old)
-    assert t.h.lookup(new) is Lookup.MISS
+    assert t.h.lookups.lookup(new) is Lookup.MISS
     t.store(new)
-    assert t.h.lookup(old) is Lookup.MISS  # the newer epoch replaced it
+    assert t.h.lookups.lookup(old) is Lookup.MISS  # the newer epoch replaced it
     assert not t.store(old)  # a late write of an earlier swap
-    assert t.h.lookup(old) is Lookup.MISS
+    assert t.h.lookups.lookup(old) is Lookup.MISS
     assert t.load([new]) == ["G2"]
 
 
@@ -232,7 +232,7 @@ def test_clear_forgets_everything(harness):
         t.store(t.key(number))
     t.h.clear()
     t.settle()
-    assert all(t.h.lookup(t.key(n)) is Lookup.MISS for n in range(4))
+    assert all(t.h.lookups.lookup(t.key(n)) is Lookup.MISS for n in range(4))
     assert all(tier.used_bytes == 0 for tier in t.h.stats().tiers)
     t.h.check_integrity(strict=True)
 
@@ -283,9 +283,9 @@ def test_estimate_follows_place_and_absence(harness):
     for number in range(2):
         t.store(t.key(number))
         t.settle()
-    assert 0 < t.h.estimate_load_s([t.key(1)]) < math.inf
-    assert 0 < t.h.estimate_load_s([t.key(0)]) < math.inf
-    assert t.h.estimate_load_s([t.key(5)]) == math.inf
+    assert 0 < t.h.lookups.estimate_load_s([t.key(1)]) < math.inf
+    assert 0 < t.h.lookups.estimate_load_s([t.key(0)]) < math.inf
+    assert t.h.lookups.estimate_load_s([t.key(5)]) == math.inf
 
 
 def test_private_folder_and_its_end(harness):
@@ -314,4 +314,4 @@ def test_a_modelled_clock_works_too(harness):
         t.store(t.key(number))
         t.settle()
     assert t.load([t.key(0), t.key(3)]) == ["G3", "G2"]
-    assert t.h.estimate_load_s([t.key(0)]) == 0.0
+    assert t.h.lookups.estimate_load_s([t.key(0)]) == 0.0

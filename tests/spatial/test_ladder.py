@@ -37,7 +37,7 @@ def stats(t: Any, name: str) -> Any:
 def known(t: Any, keys: list[Any]) -> None:
     """Wait as a request does, until shared tiers have answered."""
     for _ in range(50):
-        if t.h.know(keys):
+        if t.h.lookups.know(keys):
             return
         t.settle()
     raise AssertionError("a shared tier never answered")
@@ -91,7 +91,7 @@ def test_a_page_on_its_way_down_is_pending_not_lost(harness, tmp_path):
     t.settle()
     t.store(t.key(1))  # the disk has room for one
     t.settle()
-    assert t.h.lookup(t.key(0)) is Lookup.HIT_PENDING
+    assert t.h.lookups.lookup(t.key(0)) is Lookup.HIT_PENDING
     t.h.check_integrity()
     for _ in range(4):
         t.clock.advance(1.0)
@@ -117,10 +117,10 @@ def test_a_shared_tier_is_asked_and_answers_later(harness, tmp_path):
     one, two = (harness(0, 0, object_url=str(tmp_path)) for _ in range(2))
     fill(one, 3)
     keys = [two.key(number) for number in range(5)]
-    assert two.h.lookup(keys[0]) is Lookup.RETRY, "nobody knows yet, and nobody waits"
+    assert two.h.lookups.lookup(keys[0]) is Lookup.RETRY, "nobody knows yet, and nobody waits"
     known(two, keys)
     expected = [Lookup.HIT] * 3 + [Lookup.MISS] * 2
-    assert [two.h.lookup(key) for key in keys] == expected
+    assert [two.h.lookups.lookup(key) for key in keys] == expected
     assert two.load(keys[:3]) == ["G4"] * 3
 
 
@@ -146,11 +146,11 @@ def test_an_answer_holds_for_a_short_time(harness, tmp_path):
         harness(0, 0, clock, object_url=str(tmp_path)),
     )
     known(two, [two.key(0)])
-    assert two.h.lookup(two.key(0)) is Lookup.MISS
+    assert two.h.lookups.lookup(two.key(0)) is Lookup.MISS
     fill(one, 1)
-    assert two.h.lookup(two.key(0)) is Lookup.MISS, "it was asked a moment ago"
+    assert two.h.lookups.lookup(two.key(0)) is Lookup.MISS, "it was asked a moment ago"
     clock.advance(KNOWN_FOR_S)
-    assert two.h.lookup(two.key(0)) is Lookup.RETRY
+    assert two.h.lookups.lookup(two.key(0)) is Lookup.RETRY
     known(two, [two.key(0)])
     assert two.load([two.key(0)]) == ["G4"]
 

@@ -86,7 +86,7 @@ def test_off_and_on_again(harness):
     assert not t.h.stats().tiers[1].on and t.h.stats().staging_capacity_bytes == 0
     assert t.load([t.key(0), t.key(3)]) == ["", "G2"]
     change(t, dram=0)
-    assert t.h.lookup(t.key(3)) is Lookup.MISS and not t.store(t.key(3))
+    assert t.h.lookups.lookup(t.key(3)) is Lookup.MISS and not t.store(t.key(3))
     change(t, dram=2, disk=8)
     assert t.store(t.key(5)) and t.load([t.key(5)]) == ["G2"]
 
@@ -97,7 +97,7 @@ def test_a_pinned_page_outlives_its_tier(harness):
     result = t.result(job)
     change(t, dram=0)
     t.h.check_integrity()
-    assert t.h.lookup(t.key(0)) is Lookup.MISS
+    assert t.h.lookups.lookup(t.key(0)) is Lookup.MISS
     assert all((result.pages[n] == t.page(t.key(n))).all() for n in range(2))
     t.h.complete_load(job)
     assert t.h.stats().tiers[0].used_bytes == 0
@@ -122,7 +122,7 @@ def test_a_load_survives_its_disk(harness, tmp_path):
     assert all((page == t.page(t.key(n))).all() for n, page in enumerate(t.result(job).pages))
     t.h.complete_load(job)
     assert list((tmp_path / "one").iterdir()) == []
-    assert t.h.lookup(t.key(0)) is Lookup.MISS
+    assert t.h.lookups.lookup(t.key(0)) is Lookup.MISS
     t.store(t.key(0))
     t.settle()
     assert t.load([t.key(0)]) == ["G3"]

@@ -86,7 +86,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(key=keys)
     def lookup(self, key: TierKey) -> None:
-        answer = self.h.lookup(key)
+        answer = self.h.lookups.lookup(key)
         if answer is Lookup.RETRY and self.settings.object_url:
             return  # others may have put it there
         if answer is not Lookup.MISS:
@@ -94,9 +94,9 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(many=st.lists(keys, min_size=1, max_size=6, unique=True))
     def know(self, many: list[TierKey]) -> None:
-        if self.h.know(many) and self.gate is None:
+        if self.h.lookups.know(many) and self.gate is None:
             self.h.wait_io()
-            assert self.h.num_at_hand(many) <= len(many)
+            assert self.h.lookups.num_at_hand(many) <= len(many)
 
     @rule(many=st.lists(keys, min_size=3, max_size=6, unique=True))
     def store_many(self, many: list[TierKey]) -> None:
@@ -109,7 +109,7 @@ class Tiers(RuleBasedStateMachine):
     def submit(self, data: st.DataObject, more: list[TierKey]) -> None:
         known = st.sampled_from(sorted(self.stored or PREFIX, key=repr))
         wanted = data.draw(st.lists(known, min_size=1, max_size=5)) + more
-        assert self.h.estimate_load_s(wanted) >= 0
+        assert self.h.lookups.estimate_load_s(wanted) >= 0
         self.jobs[self.h.submit_load(wanted)] = wanted
 
     @precondition(lambda self: self.gate is None and self.stored)

@@ -103,7 +103,7 @@ def test_a_hold_follows_its_block_into_the_store(harness: Any, store: Any) -> No
     t.settle()
     push_out(harness, store)
     other = harness(0, 0, **store)
-    assert not other.h.know([other.key(0), other.key(1)])
+    assert not other.h.lookups.know([other.key(0), other.key(1)])
     other.settle()
     assert other.load([other.key(0), other.key(1)]) == ["G3.5", ""]
 

@@ -30,11 +30,11 @@ def test_throttled_dram_completes_by_the_clock(harness):
     clock = ManualClock()
     t = harness(4, clock=clock, dram_throttle_mb_s=8.192)  # one page a millisecond
     t.store(t.key(0))
-    assert t.h.lookup(t.key(0)) is Lookup.HIT_PENDING
+    assert t.h.lookups.lookup(t.key(0)) is Lookup.HIT_PENDING
     clock.advance(0.0011)
     t.h.poll()
     assert t.is_hit(t.key(0))
-    assert t.h.estimate_load_s([t.key(0)]) == pytest.approx(0.001, rel=0.01)
+    assert t.h.lookups.estimate_load_s([t.key(0)]) == pytest.approx(0.001, rel=0.01)
     job = t.h.submit_load([t.key(0)])
     assert t.h.poll() == []
     clock.advance(0.0009)
@@ -55,11 +55,11 @@ def test_throttled_disk_pushes_back_and_can_be_freed(harness):
     assert t.store(t.key(0)) and t.store(t.key(1))
     assert not t.store(t.key(2))  # both buffers wait for the slow disk
     t.settle()
-    assert t.h.lookup(t.key(0)) is Lookup.HIT_PENDING
+    assert t.h.lookups.lookup(t.key(0)) is Lookup.HIT_PENDING
     clock.advance(0.0011)
     t.settle()
-    assert t.h.lookup(t.key(0)) is not Lookup.HIT_PENDING
-    assert t.h.lookup(t.key(1)) is Lookup.HIT_PENDING
+    assert t.h.lookups.lookup(t.key(0)) is not Lookup.HIT_PENDING
+    assert t.h.lookups.lookup(t.key(1)) is Lookup.HIT_PENDING
     t.h.configure(t.settings.__class__(disk_mib=t.settings.disk_mib))  # throttle off
     t.settle()
     assert t.is_hit(t.key(1))
@@ -74,7 +74,7 @@ def test_a_dropped_entry_is_not_published_by_a_late_completion(harness):
     t.store(t.key(0))
     clock.advance(0.0083)  # the first store's completion passes, the second's does not
     t.h.poll()
-    assert t.h.lookup(t.key(0)) is Lookup.HIT_PENDING
+    assert t.h.lookups.lookup(t.key(0)) is Lookup.HIT_PENDING
     clock.advance(1.0)
     t.settle()
     assert t.is_hit(t.key(0))

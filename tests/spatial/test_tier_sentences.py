@@ -119,10 +119,10 @@ def test_credentials_that_are_taken_back_make_misses(guarded: str) -> None:
 
     @set_initial_no_auth_action_count(0)
     def ask() -> None:
-        assert not hierarchy.know([bytes(32)])
+        assert not hierarchy.lookups.know([bytes(32)])
         hierarchy.wait_io()
         hierarchy.poll()
-        assert hierarchy.know([bytes(32)])
+        assert hierarchy.lookups.know([bytes(32)])
 
     ask()
     engine.close()

@@ -115,7 +115,7 @@ def test_a_swapped_request_needs_all_its_pages() -> None:
     runner.engine.stack.pool.drop_idle_rows()
     runner.step(2)
     assert request.status is RequestStatus.LOADING
-    for pending in runner.engine.fetcher._pending.values():
+    for pending in runner.engine.fetcher.arrivals._pending.values():
         pending.deadline_s = clock.now_s() + 1.0  # instead of ten times what was predicted
     clock.advance(1.5)
     runner.engine.hierarchy.wait_io()

@@ -77,7 +77,7 @@ def test_a_page_that_is_being_written_comes_up_later() -> None:
     for _ in range(60):
         clock.advance(1000.0)
         wait(runner, request, 1) if request.status is RequestStatus.WAITING else runner.step()
-        if hierarchy.num_at_hand(below) == 14:
+        if hierarchy.lookups.num_at_hand(below) == 14:
             break
     assert request.status is RequestStatus.WAITING, "it all happened while it waited"
     assert stats(runner, "G3").num_loads > came and not hierarchy.before_turn.is_coming(below[0])

@@ -57,6 +57,28 @@ class SliceSpan:
     end_s: float
 
 
+class WhatIsKnown(Protocol):
+    """Whether keys can be loaded, and how long that would take; the engine thread alone asks."""
+
+    def lookup(self, key: TierKey) -> Lookup:
+        """Whether a key can be loaded; never blocks on I/O, and counts nothing."""
+
+    def count(self, keys: Sequence[TierKey]) -> None:
+        """Count one lookup of each key, by what each tier that is asked says of it now."""
+
+    def know(self, keys: Sequence[TierKey]) -> bool:
+        """Whether it is known of all keys where they lie; asks shared tiers about the others."""
+
+    def num_at_hand(self, keys: Sequence[TierKey]) -> int:
+        """How many leading keys lie in DRAM now."""
+
+    def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
+        """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
+
+    def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
+        """Carried attention mass of each key that only slow tiers have; None for all others."""
+
+
 class LoadsBySlices(Protocol):
     """Jobs whose pages come up slice by slice; the engine thread alone calls it."""
 
@@ -104,23 +126,9 @@ class KVHierarchy(Protocol):
     def by_slices(self) -> LoadsBySlices:
         """How jobs of more than one slice are begun and taken."""
 
-    def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O, and counts nothing."""
-
-    def count_lookups(self, keys: Sequence[TierKey]) -> None:
-        """Count one lookup of each key, by what each tier that is asked says of it now."""
-
-    def know(self, keys: Sequence[TierKey]) -> bool:
-        """Whether it is known of all keys where they lie; asks shared tiers about the others."""
-
-    def num_at_hand(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys lie in DRAM now."""
-
-    def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
-        """Predicted seconds to load these keys from where they lie now (measured bandwidths)."""
-
-    def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
-        """Carried attention mass of each key that only slow tiers have; None for all others."""
+    @property
+    def lookups(self) -> WhatIsKnown:
+        """What the tiers know of a key."""
 
     def submit_load(
         self,

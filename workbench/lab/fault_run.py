@@ -149,12 +149,12 @@ class _Run:
         """Load the leading pages that are there, store the next one, as a prefix would."""
         keys = [_key(number) for number in numbers]
         for _ in range(100):
-            if self.hierarchy.know(keys):
+            if self.hierarchy.lookups.know(keys):
                 break
             self.hierarchy.wait_io(0.001)
             self._deliver(-1)
         hits = 0
-        while hits < len(keys) and self.hierarchy.lookup(keys[hits]) is Lookup.HIT:
+        while hits < len(keys) and self.hierarchy.lookups.lookup(keys[hits]) is Lookup.HIT:
             hits += 1
         if hits:
             self._load(keys[:hits], numbers[:hits])

@@ -7,7 +7,7 @@ import numpy as np
 from workbench.cache.codec import Codec, CodedRow
 from workbench.cache.keys import PrivateKey, TierKey
 from workbench.cache.placement import PageFacts
-from workbench.cache.tier import LoadResult, Lookup
+from workbench.cache.tier import LoadResult
 from workbench.clock import Clock
 from workbench.config import TierSettings
 from workbench.errors import TierError
@@ -17,6 +17,7 @@ from workbench.spatial.hierarchy.entries import EntryTable
 from workbench.spatial.hierarchy.flows import Flow
 from workbench.spatial.hierarchy.holds import Holds
 from workbench.spatial.hierarchy.host_memory import HostPins
+from workbench.spatial.hierarchy.intake import Intake
 from workbench.spatial.hierarchy.integrity import check_hierarchy
 from workbench.spatial.hierarchy.ladder import POOL
 from workbench.spatial.hierarchy.load_jobs import LoadJobs
@@ -55,12 +56,12 @@ class Hierarchy:
         self.settings = TierSettings()
         self.mover = Mover(clock, on_event, host_pins)
         self.jobs = LoadJobs(self.mover)
-        self._lookups = Lookups(self.mover)
+        self.lookups = Lookups(self.mover)
         self.holds = Holds(self.mover)
         self.by_slices = SliceLoads(self.mover, self.jobs)
         self.before_turn = Waiting(self.mover)
         self._shared_usage = SharedUsage(self._slow(POOL))
-        self._epochs: dict[str, int] = {}
+        self._intake = Intake(self.mover)
         self._closed = False
         counters = self.mover.counters[G2]
         counters.probe = probe_memory(
@@ -75,7 +76,7 @@ class Hierarchy:
     def begin_step(self, step: int) -> None:
         """What is stored or read from now on is so at this step of the engine."""
         self.mover.placer.begin_step()
-        for table in self._tables():
+        for table in self.mover.tables:
             table.step = step
 
     def last_step(self, tier: str, key: TierKey) -> int | None:
@@ -105,39 +106,6 @@ class Hierarchy:
         codecs = (tier.edge.codec for tier in self.mover.ladder.tiers)
         return sum(codec.shared_bytes for codec in codecs if codec is not None)
 
-    def lookup(self, key: TierKey) -> Lookup:
-        """Whether a key can be loaded; never blocks on I/O, and counts nothing.
-
-        Where a shared medium has not said yet whether it has the key, the answer is RETRY.
-        """
-        return self._lookups.lookup(key)
-
-    def count_lookups(self, keys: Sequence[TierKey]) -> None:
-        """Count one lookup of each key, by what each tier that is asked says of it now."""
-        self._lookups.count(keys)
-
-    def know(self, keys: Sequence[TierKey]) -> bool:
-        """Whether all that can be known of these keys is known; asks shared media what is not."""
-        return self._lookups.know(keys)
-
-    def num_at_hand(self, keys: Sequence[TierKey]) -> int:
-        """How many leading keys lie in DRAM now."""
-        return self._lookups.num_at_hand(keys)
-
-    def estimate_load_s(self, keys: Sequence[TierKey]) -> float:
-        """Predicted seconds to load these keys from where they lie now, and to copy them up.
-
-        Infinite if a key lies nowhere. Counts what is queued before them and the throttles.
-        """
-        return self._lookups.estimate_load_s(keys)
-
-    def masses_below(self, keys: Sequence[TierKey]) -> list[float | None]:
-        """Attention mass of each key that only slow tiers have.
-
-        None where it lies in DRAM or nowhere, or was never observed.
-        """
-        return self._lookups.masses_below(keys)
-
     def submit_load(
         self,
         keys: Sequence[TierKey],
@@ -146,13 +114,7 @@ class Hierarchy:
         ahead: bool = False,
         verify: bool = True,
     ) -> int:
-        """Pin the keys and start loading them; returns the job's id.
-
-        With more than one slice nothing is read before `by_slices.begin`. `compute_s`: seconds of
-        compute that the load can hide behind, infinite where nobody waits. `ahead`: nobody takes
-        the pages yet, they come as far as DRAM. Without `verify` the caller verifies as it copies,
-        and tells `copied` or `spoiled`.
-        """
+        """Pin the keys and start loading them; returns the job's id (see `KVHierarchy`)."""
         return self.jobs.submit(keys, num_slices, compute_s, ahead, verify)
 
     def copied(self, job_id: int, key: TierKey, seconds: float) -> None:
@@ -210,11 +172,11 @@ class Hierarchy:
         facts.use(self.mover.clock.now_s())
         self.mover.placer.block_tokens = facts.num_tokens or self.mover.placer.block_tokens
         if isinstance(key, PrivateKey):
-            if not self._renew_private(key):
+            if not self._intake.renew(key):
                 return False
         else:
             self.mover.ladder.admission.seen(key)
-            if self._touch(key, page.nbytes):
+            if self._intake.touch(key, page.nbytes):
                 self.mover.renewed(key, facts)
                 return True
         self.mover.ladder.slow_down()
@@ -223,16 +185,13 @@ class Hierarchy:
 
     def drop_private(self, request_id: str) -> None:
         """Forget every private entry of a request."""
-        self._epochs.pop(request_id, None)
-        for table in self._tables():
-            for entry in table.private_entries(request_id):
-                table.remove(entry)
+        self._intake.drop(request_id)
 
     def clear(self) -> None:
         """Forget everything (tiers stay open); loads in flight still deliver what they pinned."""
-        self._epochs.clear()
+        self._intake.clear()
         self.mover.pins.clear()
-        for table in self._tables():
+        for table in self.mover.tables:
             for entry in table.all_entries():
                 table.remove(entry)
         for tier in self.mover.ladder.tiers:
@@ -273,7 +232,7 @@ class Hierarchy:
     @property
     def num_entries(self) -> int:
         """Entries of all tiers together."""
-        return sum(map(len, self._tables()))
+        return sum(map(len, self.mover.tables))
 
     def version(self, tier: str) -> int:
         """A counter that moves whenever the tier's entries change."""
@@ -340,40 +299,6 @@ class Hierarchy:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _touch(self, key: TierKey, page_bytes: int) -> bool:
-        held = self._touched(self.mover.dram, key, page_bytes)
-        for tier in self.mover.ladder.tiers:
-            # A shared medium may have evicted it, and one that fails does not give it back.
-            sure = tier.readable and not tier.shared
-            held |= self._touched(tier.table, key, page_bytes) and sure
-        return held
-
-    def _touched(self, table: EntryTable, key: TierKey, page_bytes: int) -> bool:
-        entry = table.get(key)
-        if entry is None:
-            return False
-        if entry.page_bytes != page_bytes:
-            table.remove(entry)
-            return False
-        table.touch(entry)
-        return True
-
-    def _renew_private(self, key: PrivateKey) -> bool:
-        epoch = self._epochs.get(key.request_id, -1)
-        if key.epoch < epoch:
-            return False
-        if key.epoch > epoch:
-            self.drop_private(key.request_id)
-            self._epochs[key.request_id] = key.epoch
-        for table in self._tables():
-            entry = table.get(key)
-            if entry is not None:
-                table.remove(entry)
-        return True
-
-    def _tables(self) -> tuple[EntryTable, ...]:
-        return self.mover.tables
 
     def _slow(self, name: str) -> SlowTier:
         return next(tier for tier in self.mover.ladder.tiers if tier.name == name)

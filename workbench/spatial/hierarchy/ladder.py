@@ -184,7 +184,7 @@ class Ladder:
                 entry.record = outcome.record
                 if outcome.record is not None:
                     entry.checksums = outcome.record.checksums
-                tier.stored(entry.page_bytes, outcome.seconds)
+                tier.health.stored(entry.page_bytes, outcome.seconds)
                 mover.flows.moved(source, tier.name, entry.page_bytes)
                 tier.table.recharge(entry, outcome.real_bytes)
             tier.table.unpin(entry)
@@ -307,7 +307,7 @@ class Ladder:
             if outcome.reason:
                 mover.fault(tier.name, outcome.reason, victim)
             else:
-                tier.handed_down()
+                tier.health.handed_down()
             tier.table.unpin(victim)
             tier.bucket.pace(victim.page_bytes, outcome.start_s, lambda: finish(outcome))
 

@@ -44,8 +44,7 @@ class LoadJobs:
     ) -> int:
         """Pin the keys, start reading what lies below DRAM, and return the job's id.
 
-        With more than one slice nothing is read before `begin`. `compute_s`: seconds of compute
-        that the load can hide behind. `ahead`: nobody takes the pages yet.
+        `KVHierarchy.submit_load` says what the others mean.
         """
         now_s = self._mover.clock.now_s()
         slots = [Slot(key) for key in keys]

@@ -194,7 +194,7 @@ class MooncakePool:
                     (more,) = self._link.get([names[at]], [[(0, needed_bytes(data))]])
                     data = bytes(more[0]) if isinstance(more, list) else data
                 record = decode_header(data)
-            except MediumFault:
+            except MediumFault:  # no page of ours: it is not found
                 continue
             records[at] = record if total_bytes(record) == sizes[at] else None
         return records

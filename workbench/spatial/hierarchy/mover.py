@@ -201,7 +201,7 @@ class Mover:
             self.counters[tier].gone()
             return
         if below is not None:
-            below.fault(reason, writing)
+            below.health.fault(reason, writing)
         else:
             self.counters[tier].fault(reason)
         data = {"tier": tier, "reason": reason, "num_bytes": entry.page_bytes}

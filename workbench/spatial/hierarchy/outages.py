@@ -130,7 +130,7 @@ def restore(tier: "SlowTier") -> None:
     except OSError as error:
         raise TierError(f"{tier.name} cannot be plugged in again ({error.strerror})") from None
     tier.outage = None
-    tier.try_again()
+    tier.health.mended()
 
 
 def _fill_up(medium: object) -> None:

@@ -154,7 +154,7 @@ class PageReads:
             mover.fault(below.name, read.reason, source)
             below.table.remove(source)
         else:
-            below.loaded(source.page_bytes, read.seconds)
+            below.health.loaded(source.page_bytes, read.seconds)
             # Through staging too: it is a way to HBM, and nobody finds a page there.
             mover.flows.moved(below.name, HBM if read.twin is None else G2, source.page_bytes)
             if read.twin is not None and mover.settings.inclusive == "exclusive":

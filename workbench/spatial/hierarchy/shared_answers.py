@@ -12,6 +12,7 @@ from workbench.clock import Clock
 from workbench.spatial.hierarchy.entries import Entry, EntryTable
 from workbench.spatial.hierarchy.io_thread import PROBE, IoThread, Op, Outcome
 from workbench.spatial.hierarchy.medium import PageRecord, encode_key
+from workbench.spatial.hierarchy.patience import Health
 
 KNOWN_FOR_S = 5.0  # how long "not here" holds (SGLang's file backend: TTL 5 s)
 MOST_ABSENT = 65_536
@@ -23,6 +24,7 @@ class AskingTier(Protocol):
     clock: Clock
     table: EntryTable
     io: IoThread
+    health: Health
 
     @property
     def shared(self) -> bool:
@@ -34,9 +36,6 @@ class AskingTier(Protocol):
 
     def adopt(self, record: PageRecord, real_bytes: int = 0) -> Entry | None:
         """Index a page that lies on the medium."""
-
-    def fault(self, reason: str, writing: bool = False) -> None:
-        """Count a fault."""
 
 
 class SharedAnswers:
@@ -80,7 +79,7 @@ class SharedAnswers:
                 return
             self._asked.discard(key)
             if outcome.reason:
-                self._tier.fault(outcome.reason)
+                self._tier.health.fault(outcome.reason)
             if outcome.record is None or self._tier.adopt(outcome.record) is None:
                 if len(self._absent) >= MOST_ABSENT:
                     self._absent.clear()

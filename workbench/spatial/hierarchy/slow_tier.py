@@ -41,7 +41,7 @@ from workbench.spatial.hierarchy.medium import (
 from workbench.spatial.hierarchy.medium_calls import MediumCalls, Page
 from workbench.spatial.hierarchy.outages import Outage, restore
 from workbench.spatial.hierarchy.paced_link import PacedLink
-from workbench.spatial.hierarchy.patience import Patience
+from workbench.spatial.hierarchy.patience import Health
 from workbench.spatial.hierarchy.pins import Pins
 from workbench.spatial.hierarchy.shared_answers import SharedAnswers
 from workbench.spatial.hierarchy.slice_batch import SliceReads
@@ -78,6 +78,7 @@ class SlowTier:
         self.name = name
         self.clock = clock
         self.counters = counters
+        self.health = Health(clock, counters)
         self.bucket = PacedLink(clock)
         self.edge = CodecEdge()
         self.medium: Medium | None = None
@@ -94,7 +95,6 @@ class SlowTier:
         self._next_generation = next_generation
         self._ios_before: IoTotals | None = None
         self.answers = SharedAnswers(self)
-        self._reads, self._writes = Patience(clock), Patience(clock)
 
     # ---- what it is
 
@@ -122,13 +122,18 @@ class SlowTier:
     @property
     def readable(self) -> bool:
         """Whether it is on, and reads have not failed so often just now that it is left alone."""
-        return self.on and self._reads.ready
+        return self.on and self.health.reads
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether it has failed so often just now that it is not asked."""
+        return self.on and not (self.health.reads and self.health.writes)
 
     def takes(self, key: TierKey) -> bool:
         """Whether a key may be kept here: what belongs to one request goes to nobody else."""
         if self.shared and isinstance(key, PrivateKey):
             return False
-        return self.on and self._writes.ready and not self._scanning
+        return self.on and self.health.writes and not self._scanning
 
     def charge(self, page_bytes: int, num_slices: int, key_bytes: int = 33) -> int:
         """Bytes to reserve for a page."""
@@ -165,10 +170,8 @@ class SlowTier:
         """
         self.medium, self.where, self.cap_bytes = medium, where, cap_bytes
         self.table.capacity_bytes = page_bytes
-        self.counters.reopened()
+        self.health.reopened()
         self._ios_before = None
-        self._reads.worked()
-        self._writes.worked()
         self.calls.open(medium)
         self.io.submit(lambda: self.calls.measure(self.charge, page_bytes), self._measured)
         if medium.persistent:
@@ -227,6 +230,10 @@ class SlowTier:
             self.cap_bytes = cap_bytes
         return self.calls.fits
 
+    def _end_outage(self) -> None:
+        with contextlib.suppress(TierError):  # then what is asked of the medium tells
+            restore(self)
+
     # ---- traffic
 
     def write(self, entry: Entry, page: np.ndarray, then: Callable[[Outcome], None]) -> None:
@@ -256,42 +263,6 @@ class SlowTier:
         self.counters.num_evictions += 1
         if not self.evicts_itself:
             self._remove(entry)
-
-    def fault(self, reason: str, writing: bool = False) -> None:
-        """Count a fault; after so many in a row the tier is left alone for a while."""
-        self.counters.fault(reason)
-        if reason != "no_room":
-            (self._writes if writing else self._reads).failed()
-
-    def stored(self, num_bytes: int, seconds: float) -> None:
-        """Count a write that went well."""
-        self._writes.worked()
-        self.counters.stored(num_bytes, seconds, learn=False)
-
-    def loaded(self, num_bytes: int, seconds: float) -> None:
-        """Count a read that went well."""
-        self._reads.worked()
-        self.counters.loaded(num_bytes, seconds, learn=False)
-
-    def _end_outage(self) -> None:
-        with contextlib.suppress(TierError):  # then what is asked of the medium tells
-            restore(self)
-
-    def try_again(self) -> None:
-        """Forget that it failed: what was wrong with its medium has been put right."""
-        self._reads.worked()
-        self._writes.worked()
-        self.counters.num_failed = 0
-
-    @property
-    def left_alone(self) -> bool:
-        """Whether it has failed so often just now that it is not asked."""
-        return self.on and not (self._reads.ready and self._writes.ready)
-
-    def handed_down(self) -> None:
-        """Count a read for the tier below."""
-        self._reads.worked()
-        self.counters.handed_down()
 
     def adopt(self, record: PageRecord, real_bytes: int = 0) -> Entry | None:
         """Index a page that lies on the medium already; None where it cannot be of use."""
@@ -342,7 +313,7 @@ class SlowTier:
 
     def _measured(self, outcome: Outcome) -> None:
         if outcome.reason:
-            self.fault(outcome.reason)
+            self.health.fault(outcome.reason)
         self.counters.probe = self.calls.measured
         self._ios_before = totals_of(self.medium)
         for page_bytes, store_s, load_s in self.calls.measured.transfers:
@@ -352,7 +323,7 @@ class SlowTier:
     def _scanned(self, outcome: Outcome) -> None:
         self._scanning = False
         if outcome.reason:
-            self.fault(outcome.reason)
+            self.health.fault(outcome.reason)
         keep = self.where is not None and self.where.keep
         for record, real_bytes in self.calls.found:
             entry = self.adopt(record, real_bytes) if keep else None

@@ -4,12 +4,9 @@ A request holds no HBM blocks while its pages are on the way: loads end in host 
 are taken only when it is admitted (vLLM #45388: parked loads must not hold what the head needs).
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
-
-import numpy as np
 
 from workbench.cache.keys import TierKey
 from workbench.cache.kv_cache_manager import KVCacheManager
@@ -18,21 +15,19 @@ from workbench.cache.placement import facts_of
 from workbench.cache.prefix_index import Row
 from workbench.cache.request_blocks import PrefixHit
 from workbench.cache.row_slices import RowSlices
-from workbench.cache.tier import KVHierarchy, LoadResult, Lookup
+from workbench.cache.tier import KVHierarchy, Lookup
 from workbench.request import Request
 from workbench.temporal.overlap.layer_loads import LayerLoads
+from workbench.temporal.scheduling.arrivals import Arrivals
 from workbench.temporal.scheduling.finding import Finding
 from workbench.temporal.scheduling.lineages import Lineages
-from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Found, Loaded, PendingLoad
+from workbench.temporal.scheduling.loads import Fetch, FetchCounters, Found
 from workbench.temporal.scheduling.page_filling import PageFilling
 from workbench.temporal.scheduling.prefetch import Prefetch
 from workbench.temporal.scheduling.prestage import Prestage
 from workbench.temporal.scheduling.retrieval import PartialStart, Retrieval
 from workbench.temporal.scheduling.swap import SwapRecord, SwapSpace
 from workbench.temporal.scheduling.worth import Worth
-
-MIN_DEADLINE_S = 20.0  # a load may take so long, and ten times as long as was predicted
-MAX_DEADLINE_S = 3600.0
 
 
 @dataclass
@@ -48,9 +43,6 @@ class Fetcher:
     enabled: bool = False
     on_load: Callable[[Request, dict[TierKey, str], float], None] = lambda request, tiers, s: None
     counters: FetchCounters = field(default_factory=FetchCounters)
-    _pending: dict[int, PendingLoad] = field(default_factory=dict)  # job -> request
-    _loaded: dict[str, Loaded] = field(default_factory=dict)
-    _no_fetch: dict[str, str] = field(default_factory=dict)  # and why
 
     def __post_init__(self) -> None:
         self.swaps = SwapSpace(self.manager, self.store, self.hierarchy)
@@ -66,6 +58,10 @@ class Fetcher:
         self.retrieval = Retrieval(
             self.manager, self.store, self.hierarchy, self.counters, self.now_s, self.on_load
         )
+        self.arrivals = Arrivals(
+            self.hierarchy, self.swaps, self.retrieval, self.counters, self._compute_s,
+            self.now_s, self.on_load,
+        )  # fmt: skip
 
     # ---- down
 
@@ -96,59 +92,7 @@ class Fetcher:
 
     def poll(self) -> list[Request]:
         """Collect finished and overdue loads; returns the requests that can be admitted now."""
-        ready = []
-        for result in self.hierarchy.poll():
-            pending = self._pending.pop(result.job_id, None)
-            if pending is None:
-                self.retrieval.arrived(result)
-                self.hierarchy.complete_load(result.job_id)
-                continue
-            self._take(pending, result)
-            ready.append(pending.request)
-        self.retrieval.expire()
-        now_s = self.now_s()
-        late = [pending for pending in self._pending.values() if pending.deadline_s < now_s]
-        for pending in late:
-            self._give_up(pending)
-        return ready + [pending.request for pending in late]
-
-    def _give_up(self, pending: PendingLoad) -> None:
-        """Past its deadline: a request takes the leading pages that are there, computes the rest.
-
-        Of swapped pages it needs all. The I/O that goes on unpins what it holds.
-        """
-        del self._pending[pending.job_id]
-        self.counters.num_late_loads += 1
-        self._no_fetch[pending.request.request_id] = "late"
-        if self.swaps.record(pending.request) is not None:
-            self.swaps.forget(pending.request)
-            self.hierarchy.cancel_load(pending.job_id)
-            return
-        result = self.hierarchy.take_arrived(pending.job_id)
-        if result.pages:
-            self._take(pending, result)
-        else:
-            self.hierarchy.complete_load(pending.job_id)
-
-    def _take(self, pending: PendingLoad, result: LoadResult) -> None:
-        request = pending.request
-        pages: dict[TierKey, np.ndarray] = {}
-        tiers: dict[TierKey, str] = {}
-        whole = self.swaps.record(request) is not None
-        for key, page, tier in zip(result.keys, result.pages, result.tiers, strict=True):
-            if page is None:
-                self.counters.num_failed_pages += 1
-                if whole:
-                    self.swaps.forget(request)
-                break  # a run ends at its first missing page
-            pages[key], tiers[key] = page, tier
-        self.counters.num_loaded_pages += len(pages)
-        self.counters.last_load_s = result.seconds
-        self.counters.fetched(Counter(tiers.values()), result.seconds)
-        sums = dict(zip(result.keys, result.checksums, strict=True)) if result.checksums else {}
-        loaded = Loaded(result.job_id, pending.first, pages, tiers, sums)
-        self._loaded[request.request_id] = loaded
-        self.on_load(request, tiers, result.seconds)
+        return self.arrivals.poll()
 
     def consider(
         self,
@@ -165,12 +109,13 @@ class Fetcher:
         """
         request_id = request.request_id
         self._drop_stale(request, hit)
-        if not self.enabled or request_id in self._loaded or request_id in self._no_fetch:
+        decided = request_id in self.arrivals.no_fetch or self.arrivals.of(request) is not None
+        if not self.enabled or decided:
             return Fetch.ADMIT
         record = self.swaps.record(request)
         if record is not None:
             keys = self.swaps.keys_below(record)
-            if all(self.hierarchy.lookup(key) is Lookup.HIT for key in keys):
+            if all(self.hierarchy.lookups.lookup(key) is Lookup.HIT for key in keys):
                 self.finding.count(request, keys)
                 return self._start(request, keys, 0) if keys else Fetch.ADMIT
             if self.finding.may_wait(request, keys, swapped=True):
@@ -181,11 +126,10 @@ class Fetcher:
 
     def _drop_stale(self, request: Request, hit: PrefixHit) -> None:
         """Fetch again if what the loaded pages continue has left HBM while the request waited."""
-        loaded = self._loaded.get(request.request_id)
+        loaded = self.arrivals.of(request)
         stale = loaded is not None and len(hit.rows) < loaded.first
-        if loaded is not None and stale and self.finding.wait(request):
-            del self._loaded[request.request_id]
-            self.hierarchy.complete_load(loaded.job_id)
+        if stale and self.finding.wait(request):
+            self.arrivals.drop(request)
 
     def _consider_prefix(self, request: Request, hit: PrefixHit, step_tokens: int | None) -> Fetch:
         first, size = len(hit.rows), self.manager.block_size
@@ -197,13 +141,13 @@ class Fetcher:
             return Fetch.ADMIT
         keys = self.retrieval.choose(request, run, first, lineage)
         if not self.worth.fetching(keys, len(run) * size):
-            self._no_fetch[request.request_id] = "gate"
+            self.arrivals.no_fetch[request.request_id] = "gate"
             return Fetch.ADMIT
         rest = request.num_tokens - (first + len(run)) * size
         shared = None if step_tokens is None else min(step_tokens, rest)
         whole = len(keys) == len(run)  # with holes in it, a prefix starts in another way
         if whole and self.layers.takes(request, keys) and self.worth.overlapping(keys, shared):
-            pending = self._submit(request, list(keys), first, None, self.layers.num_slices)
+            pending = self.arrivals.submit(request, list(keys), first, None, self.layers.num_slices)
             self.layers.expect(Found(lineage, keys=list(keys), coming=pending))
             return Fetch.ADMIT
         keys = self.prefetch.at_hand(request.request_id, keys)
@@ -220,40 +164,28 @@ class Fetcher:
         most_s: float | None = None,
         verify: bool = True,
     ) -> Fetch:
-        pending = self._submit(request, keys, first, most_s, verify=verify)
-        self._pending[pending.job_id] = pending
+        pending = self.arrivals.submit(request, keys, first, most_s, verify=verify)
+        self.arrivals.wait_for(pending)
         return Fetch.LOADING
 
-    def _submit(
-        self,
-        request: Request,
-        keys: list[TierKey],
-        first: int,
-        most_s: float | None,
-        num_slices: int = 1,
-        verify: bool = True,
-    ) -> PendingLoad:
-        allowed_s = max(MIN_DEADLINE_S, 10.0 * self.hierarchy.estimate_load_s(keys))
-        start_s = self.now_s()
-        deadline_s = start_s + min(allowed_s if most_s is None else most_s, MAX_DEADLINE_S)
-        rest = request.num_tokens - (first + len(keys)) * self.manager.block_size
-        compute_s = self.recompute_s(max(0, rest)) or 0.0
-        job_id = self.hierarchy.submit_load(keys, num_slices, compute_s, verify=verify)
-        return PendingLoad(job_id, first, request, deadline_s, start_s)
+    def _compute_s(self, request: Request, num_pages: int) -> float:
+        """Measured time to compute what is left of a request with its first pages here."""
+        rest = request.num_tokens - num_pages * self.manager.block_size
+        return self.recompute_s(max(0, rest)) or 0.0
 
     def park(self, request: Request) -> bool:
         """A request was not admitted after all: what comes by layers is waited for as a whole."""
         coming = self.layers.give_up(request)
         if coming is not None:
             self.hierarchy.by_slices.begin(coming.job_id)
-            self._pending[coming.job_id] = coming
+            self.arrivals.wait_for(coming)
         return coming is not None
 
     # ---- admission
 
     def swap_record(self, request: Request) -> SwapRecord | PartialStart | None:
         """The swap of a request if all its pages are at hand now, or its prefix with holes."""
-        record, loaded = self.swaps.record(request), self._loaded.get(request.request_id)
+        record, loaded = self.swaps.record(request), self.arrivals.of(request)
         if record is None:
             return self.retrieval.begin(request, loaded)
         pages = loaded.pages if loaded else {}
@@ -264,7 +196,7 @@ class Fetcher:
 
     def restore(self, request: Request, record: SwapRecord | PartialStart) -> bool:
         """Give a swapped request its pages back; False (no room) changes nothing."""
-        loaded = self._loaded.get(request.request_id)
+        loaded = self.arrivals.of(request)
         if isinstance(record, PartialStart):
             admitted = self.retrieval.admit(request, record)
             if admitted:
@@ -284,7 +216,7 @@ class Fetcher:
         expected = self.layers.expected(request)
         if expected is not None:
             return expected
-        loaded = self._loaded.get(request.request_id)
+        loaded = self.arrivals.of(request)
         if loaded is None or len(hit.rows) < loaded.first:
             return Found(hit.lineage)
         most = self.manager.most_hit_pages(request)
@@ -301,7 +233,8 @@ class Fetcher:
         False where a page is damaged: it is forgotten with those behind it, the blocks are no good.
         """
         if found.coming is None:
-            loaded = self._loaded[request.request_id]
+            loaded = self.arrivals.of(request)
+            assert loaded is not None, "pages that continue a hit were loaded, or come by layers"
             bad = self.filling.write(request, first, found.keys, loaded)
             if bad is not None:
                 self.counters.num_failed_pages += 1
@@ -319,7 +252,7 @@ class Fetcher:
             if load.failed:
                 failed.append(load.request)
                 if load.late:
-                    self._no_fetch[load.request.request_id] = "late"
+                    self.arrivals.no_fetch[load.request.request_id] = "late"
                 continue
             self.filling.count(load.tiers)
             self.manager.publish(load.request, load.request.num_computed_tokens)
@@ -332,24 +265,19 @@ class Fetcher:
     def release(self, request: Request, *, finished: bool) -> None:
         """Unpin what was loaded for a request; with `finished` forget everything of it."""
         request_id = request.request_id
-        loaded = self._loaded.pop(request_id, None)
-        if loaded is not None:
-            self.hierarchy.complete_load(loaded.job_id)
+        self.arrivals.drop(request)
         coming = self.layers.give_up(request)
         if coming is not None:
             self.hierarchy.cancel_load(coming.job_id)
         self.finding.forget(request_id)
-        self._no_fetch.pop(request_id, None)
+        self.arrivals.no_fetch.pop(request_id, None)
         self.prefetch.forget(request_id)
         self.prestage.forget(request_id)
         self.swaps.forget(request)
         self.retrieval.forget(request, finished=finished)
         if finished:
             self.layers.forget(request)
-            for job_id, pending in list(self._pending.items()):
-                if pending.request is request:
-                    del self._pending[job_id]
-                    self.hierarchy.cancel_load(job_id)
+            self.arrivals.cancel(request)
 
     def is_swapped(self, request: Request) -> bool:
         """Whether a preempted request's own pages lie below HBM."""
@@ -357,14 +285,14 @@ class Fetcher:
 
     def why_not_fetched(self, request: Request) -> str:
         """`gate` (slower than recomputing), `late` (past its deadline), or empty."""
-        return self._no_fetch.get(request.request_id, "")
+        return self.arrivals.no_fetch.get(request.request_id, "")
 
     @property
     def num_pending(self) -> int:
         """Loads on their way."""
-        return len(self._pending)
+        return self.arrivals.num_pending
 
     @property
     def num_held(self) -> int:
         """Requests with loaded pages that are not admitted yet."""
-        return len(self._loaded)
+        return self.arrivals.num_loaded

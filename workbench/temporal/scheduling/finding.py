@@ -37,7 +37,7 @@ class Finding:
         asked: list[PrefixKey] = []  # the best run, and the key that ended it
         for lineage in self.lineages.behind(hit):
             keys = self.manager.keys.row_keys(request, lineage)[first:most]
-            asks = self.prefetch.waits and keys and not self.hierarchy.know(keys)
+            asks = self.prefetch.waits and keys and not self.hierarchy.lookups.know(keys)
             if keys and ((asks and self.wait(request)) or self.may_wait(request, keys[:1])):
                 return None
             run = self._leading_hits(keys)
@@ -50,14 +50,16 @@ class Finding:
     def count(self, request: Request, keys: Sequence[TierKey]) -> None:
         """What is fetched of these keys is decided: each is one lookup of the request's."""
         counted = self._counted.setdefault(request.request_id, set())
-        self.hierarchy.count_lookups([key for key in keys if key not in counted])
+        self.hierarchy.lookups.count([key for key in keys if key not in counted])
         counted.update(keys)
 
     def may_wait(self, request: Request, keys: Sequence[TierKey], *, swapped: bool = False) -> bool:
         """Whether to wait for keys that are being written, or that a tier is too busy for."""
         if not (self.prefetch.waits or swapped):
             return False
-        return any(self.hierarchy.lookup(key) in BUSY for key in keys) and self.wait(request)
+        return any(self.hierarchy.lookups.lookup(key) in BUSY for key in keys) and self.wait(
+            request
+        )
 
     def wait(self, request: Request) -> bool:
         """Wait once more, unless the request has waited for too long."""
@@ -73,6 +75,6 @@ class Finding:
 
     def _leading_hits(self, keys: list[PrefixKey]) -> list[PrefixKey]:
         for at, key in enumerate(keys):
-            if self.hierarchy.lookup(key) is not Lookup.HIT:
+            if self.hierarchy.lookups.lookup(key) is not Lookup.HIT:
                 return keys[:at]
         return keys

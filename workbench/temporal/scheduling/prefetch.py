@@ -45,7 +45,7 @@ class Prefetch:
 
     def at_hand(self, request_id: str, keys: list[PrefixKey]) -> list[PrefixKey]:
         """The keys to load now; without waiting those in DRAM, and the rest comes up meanwhile."""
-        count = len(keys) if self.waits else self.hierarchy.num_at_hand(keys)
+        count = len(keys) if self.waits else self.hierarchy.lookups.num_at_hand(keys)
         if count < len(keys) and request_id not in self._running:
             self._running.add(request_id)
             self.hierarchy.submit_load(

@@ -56,7 +56,7 @@ class Prestage:
         staged.settled, staged.run = True, []
         for lineage in self.lineages.behind(hit):
             keys = self.manager.keys.row_keys(request, lineage)[first:most]
-            known = self.hierarchy.know(keys)  # False: a shared tier was asked
+            known = self.hierarchy.lookups.know(keys)  # False: a shared tier was asked
             count = self.hierarchy.before_turn.num_held(keys)
             coming = count < len(keys) and self.hierarchy.before_turn.is_coming(keys[count])
             staged.settled &= known and not coming
@@ -66,7 +66,7 @@ class Prestage:
             self._begin(staged)
 
     def _begin(self, staged: _Staged) -> None:
-        rest = staged.run[self.hierarchy.num_at_hand(staged.run) :]
+        rest = staged.run[self.hierarchy.lookups.num_at_hand(staged.run) :]
         rest = [key for key in rest if key not in staged.asked]
         if rest:
             staged.asked.update(rest)
@@ -79,7 +79,9 @@ class Prestage:
         now_s = self.now_s()
         if staged.run and now_s >= staged.hold_again_s:
             staged.hold_again_s = now_s + HOLD_S / 2
-            self.hierarchy.before_turn.hold(staged.run[self.hierarchy.num_at_hand(staged.run) :])
+            self.hierarchy.before_turn.hold(
+                staged.run[self.hierarchy.lookups.num_at_hand(staged.run) :]
+            )
 
     def forget(self, request_id: str) -> None:
         """A request is admitted or over; preempted, it may be staged anew."""

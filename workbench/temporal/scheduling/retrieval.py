@@ -92,7 +92,7 @@ class Retrieval:
             return list(keys)
         size, left = self.manager.block_size, 1.0 - self.share + ROUNDING
         newest = request.num_tokens - self.window_tokens
-        masses = self.hierarchy.masses_below(keys[:-1])
+        masses = self.hierarchy.lookups.masses_below(keys[:-1])
         light = sorted(
             (mass, at)
             for at, mass in enumerate(masses)

@@ -21,7 +21,10 @@ class Worth:
         """Whether fetching is predicted to be faster than computing so many tokens (decision 7)."""
         if not self.gate:
             return True
-        load_s, recompute_s = self.hierarchy.estimate_load_s(keys), self.recompute_s(num_tokens)
+        load_s, recompute_s = (
+            self.hierarchy.lookups.estimate_load_s(keys),
+            self.recompute_s(num_tokens),
+        )
         self.counters.last_recompute_s = recompute_s or 0.0
         worth = recompute_s is None or load_s < recompute_s
         self.counters.num_gated += not worth
@@ -35,4 +38,4 @@ class Worth:
         if step_tokens is None:
             return True
         compute_s = self.recompute_s(step_tokens)
-        return compute_s is not None and self.hierarchy.estimate_load_s(keys) <= compute_s
+        return compute_s is not None and self.hierarchy.lookups.estimate_load_s(keys) <= compute_s
