@@ -305,7 +305,7 @@ def test_side_panels_and_tables(browser: Browser) -> None:
     with opened(browser) as view:
         view.settle()
         side = view.page.locator("#side")
-        view.wait_text("#side .sequences", "waiting: needs 14 blocks, 9 free")
+        view.wait_text("#side .sequences", "waiting: needs 14 blocks, 9 free or cached")
         view.wait_text("#side .sequences", "differs from token 193")
         side.locator("text=As tables").click()
         rows = side.locator("table").nth(2).locator("tbody tr:visible")

@@ -69,7 +69,7 @@ class StateJudge:
     """Names the state from the engine's own events and queues.
 
     `thrashing`: at least THRASH_PREEMPTIONS preemptions within THRASH_WINDOW_S on the engine's
-    clock. `saturated`: requests wait, the first of them for more blocks than are free.
+    clock. `saturated`: requests wait, the first of them for more blocks than are free or cached.
     """
 
     def __init__(self) -> None:
